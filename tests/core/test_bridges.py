@@ -12,9 +12,9 @@ from torch import nn
 from supancl.core.branches import Branches, HeadSpec
 from supancl.core.encoders import EncoderSpec
 from supancl.core.heads import MLP
-from supancl.core.losses import Align, Contrast
+from supancl.core.losses import Align
 from supancl.core.methods import METHODS, assemble
-from supancl.core.pools import PoolSpec, Queue
+from supancl.core.pools import PoolSpec
 from tests.helpers import POOLS, pool_and_reference, some_labels, units
 
 BATCH, WIDTH, CLASSES = 6, 5, 8
@@ -66,99 +66,6 @@ def test_without_supervision_the_supervised_method_is_the_plain_one(supervised, 
     assert_equal_with_gradients(loss(anchors, targets, labels, pool).total, expected, anchors, targets)
 
 
-@pytest.mark.parametrize("form", ["cosine", "squared"])
-def test_unlabelled_samples_train_supsiam_as_simsiam(form):
-    anchors, targets, labels = batch([-1] * BATCH)
-    pool = empty()
-    pool.push(units(9, WIDTH, seed=3), some_labels(9, CLASSES))
-    one = Align(alpha=0.2, form=form)(anchors, targets, labels, pool).total
-    assert_equal_with_gradients(one, Align(form=form)(anchors, targets, labels).total, anchors, targets)
-
-
-@pytest.mark.parametrize("kind", [None, *POOLS])
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8])
-def test_mixing_the_losses_is_mixing_the_targets_without_normalising(kind, alpha):
-    anchors, targets, labels = batch([0, 0, 1, 1, -1, 2])
-    pool = None if kind is None else empty(kind)
-    if pool is not None:
-        pool.push(units(9, WIDTH, seed=3), some_labels(9, 2))
-    z2 = targets.detach().flip(0)
-    z_sup = Align(alpha=alpha).supervised_target(z2, labels, pool)
-    mixed = alpha * z2 + (1 - alpha) * z_sup
-    cosine = Align(alpha=alpha)(anchors, targets.detach(), labels, pool).total
-    torch.testing.assert_close(cosine, -(anchors * mixed).sum(-1).mean(), **same)
-    squared = Align(alpha=alpha, form="squared")(anchors, targets.detach(), labels, pool).total
-    constant = alpha * (1 - alpha) * (z2 - z_sup).square().sum(-1)
-    torch.testing.assert_close(squared, ((anchors - mixed).square().sum(-1) + constant).mean(), **same)
-    # the constant is gone from the gradient: twice that of the cosine form, and that of |p|^2
-    gradients = [torch.autograd.grad(total, anchors, retain_graph=True)[0] for total in (cosine, squared)]
-    torch.testing.assert_close(gradients[1], 2 * gradients[0] + anchors.detach() / BATCH, **same)
-
-
-def test_the_squared_form_is_twice_the_cosine_form_plus_two_for_unit_targets():
-    anchors, targets, labels = batch()
-    squared, cosine = Align(form="squared")(anchors, targets, labels), Align()(anchors, targets, labels)
-    torch.testing.assert_close(squared.total, 2 * cosine.total + 2, **same)
-
-
-def test_moco2_with_an_empty_pool_is_zero_with_zero_gradient():
-    anchors, targets, labels = batch()
-    total = METHODS["moco2"].loss(anchors, targets, labels, empty()).total
-    total.backward()
-    assert total.item() == 0
-    assert anchors.grad.abs().max() == 0
-    assert targets.grad.abs().max() == 0
-
-
-def test_moco2_with_the_other_targets_in_its_pool_is_moco3():
-    anchors, targets, labels = batch()
-    moco2 = METHODS["moco2"].loss
-    moco3 = replace(METHODS["moco3"].loss, temperature=moco2.temperature)
-    losses = []
-    for view in range(2):
-        for i in range(BATCH):
-            others = torch.arange(BATCH) != i
-            pool = Queue(BATCH - 1, WIDTH, CLASSES, unlabelled=True).double()
-            pool.push(targets[1 - view][others], labels[others])
-            # the same anchor as both "views", so that both symmetric terms are the one that is looked at
-            anchor, target = anchors[view, i].expand(2, 1, WIDTH), targets[1 - view, i].expand(2, 1, WIDTH)
-            losses.append(moco2(anchor, target, labels[i : i + 1], pool).total)
-    torch.testing.assert_close(torch.stack(losses).mean(), moco3(anchors, targets, labels).total, **same)
-
-
-def info_nce(anchors, targets, temperature):
-    terms = [F.cross_entropy(anchors[v] @ targets[1 - v].T / temperature, torch.arange(BATCH)) for v in range(2)]
-    return (terms[0] + terms[1]) / 2
-
-
-def test_supmoco_with_unique_labels_and_an_empty_pool_is_info_nce_against_the_target_branch():
-    anchors, targets, labels = batch()
-    loss = METHODS["supmoco"].loss
-    assert_equal_with_gradients(
-        loss(anchors, targets, labels, empty()).total, info_nce(anchors, targets, loss.temperature), anchors, targets
-    )
-
-
-def test_moco3_is_info_nce_against_the_target_branch():
-    anchors, targets, labels = batch([0] * BATCH)
-    loss = METHODS["moco3"].loss
-    assert_equal_with_gradients(
-        loss(anchors, targets, labels).total, info_nce(anchors, targets, loss.temperature), anchors, targets
-    )
-
-
-@pytest.mark.parametrize(
-    ("with_pool", "without"), [("both-views+pool", "both-views"), ("other-view+pool", "other-view")]
-)
-@pytest.mark.parametrize("positives", ["own-view", "own-class"])
-@pytest.mark.parametrize("kind", POOLS)
-def test_an_empty_pool_is_no_pool(with_pool, without, positives, kind):
-    anchors, targets, labels = batch([0, 0, 1, 1, -1, 2])
-    one = Contrast(positives=positives, against=with_pool)(anchors, targets, labels, empty(kind)).total
-    other = Contrast(positives=positives, against=without)(anchors, targets, labels).total
-    assert_equal_with_gradients(one, other, anchors, targets)
-
-
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3, 4, 5], [0, 0, 1, 1, -1, 2]])
 @pytest.mark.parametrize("name", ["moco2", "supmoco"])
 def test_a_queue_that_starts_random_is_negatives_and_nothing_else(name, labels):
@@ -178,20 +85,6 @@ def test_a_queue_that_starts_random_is_negatives_and_nothing_else(name, labels):
     assert_equal_with_gradients(
         loss(anchors, targets, labels, pool).total, torch.stack(totals).mean(), anchors, targets
     )
-
-
-def test_supmoco_does_not_tell_a_pooled_target_from_one_of_the_batch():
-    anchors, targets, labels = batch([0, 0, 1, 1, -1, 2])
-    # the same vectors as both views, so that the pool can hold exactly what the other half of the batch would have been
-    anchors, targets = anchors[:1].expand(2, -1, -1), targets[:1].expand(2, -1, -1)
-    whole = Contrast(positives="own-class", against="other-view")(anchors, targets, labels).total
-    halves = []
-    for half, rest in ((slice(0, 3), slice(3, 6)), (slice(3, 6), slice(0, 3))):
-        pool = empty()
-        pool.push(targets[0, rest], labels[rest])
-        loss = Contrast(positives="own-class", against="other-view+pool")
-        halves.append(loss(anchors[:, half], targets[:, half], labels[half], pool).total)
-    torch.testing.assert_close((halves[0] + halves[1]) / 2, whole, **same)
 
 
 def branches(target):

@@ -45,29 +45,6 @@ def test_layers_stand_where_the_spec_says(hidden, norm, last_norm, bias):
     assert head(torch.randn(4, 5)).shape == (4, 3)
 
 
-def test_a_bias_is_left_out_exactly_where_batch_norm_would_cancel_it():
-    for spec in (MLP((6,), 4), MLP((6,), 4, norm="none"), MLP((6,), 4, last_norm="batch"), MLP((6, 6), 4, norm="none")):
-        layers = list(spec.build(5))
-        for layer, following in zip(layers, [*layers[1:], None], strict=True):
-            if isinstance(layer, nn.Linear):
-                assert (layer.bias is None) == isinstance(following, nn.BatchNorm1d)
-
-
-def test_an_output_norm_without_affine_gives_columns_of_mean_zero_and_unit_variance():
-    torch.manual_seed(0)
-    out = MLP((6,), 4, last_norm="batch-no-affine").build(5)(torch.randn(64, 5))
-    torch.testing.assert_close(out.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
-    torch.testing.assert_close(out.var(0, correction=0), torch.ones(4), atol=1e-3, rtol=0)
-
-
-def test_a_head_does_not_change_its_input():
-    features = torch.randn(8, 5)
-    before = features.clone()
-    MLP((), 4).build(5)(features)
-    MLP((6,), 4, norm="none").build(5)(features)
-    assert torch.equal(features, before)
-
-
 def test_widths_that_follow_the_input_and_biases_of_some_layers():
     assert [layer.out_features for layer in MLP(hidden=(None,), out=4).build(6) if isinstance(layer, nn.Linear)] == [
         6,

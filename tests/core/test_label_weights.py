@@ -9,11 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from supancl.core.labels import Labels, overlap
+from supancl.core.labels import Labels
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.pools import PoolSpec
-from supancl.distributed import Ranks, RowRange
-from tests.core.test_pools import Sizes
+from supancl.distributed import RowRange
 from tests.helpers import POOLS, seeded, some_labels, units
 
 WIDTH, CLASSES, L = 5, 6, 3
@@ -162,73 +161,6 @@ def test_the_mean_of_samples_has_the_target_over_all_positives_as_its_expectatio
     assert (found - pool.class_mean(pairs, own)).abs().max() > 0
 
 
-def test_draws_do_not_depend_on_the_ranks():
-    pool, _ = pushed("queue")
-    own, pairs = units(2, 9, WIDTH, seed=8), some_pairs(9, 8, CLASSES)
-    torch.manual_seed(3)
-    whole = pool.class_mean(pairs, own, 4)
-    torch.manual_seed(3)
-    part = pool.class_mean(pairs[3:7], own[:, 3:7], 4, RowRange(3, 4, 9))
-    assert torch.equal(part, whole[:, 3:7])
-
-
-class TwoRanks(Ranks):
-    """Rank 0 of two whose other rank is in the same process."""
-
-    other = None
-
-    def gather(self, rows, total, dim=0):
-        return self.batch
-
-    def all_reduce(self, values):
-        self.last = values.clone()
-        return values
-
-
-def test_sharded_prototypes_add_up_to_those_of_one_process():
-    ranks = [TwoRanks(2, rank) for rank in range(2)]
-    spec = PoolSpec("prototypes", sharded=True)
-    shards = [spec.build(WIDTH, CLASSES, ranks=rank, pairs=L).double() for rank in ranks]
-    whole = build("prototypes")
-    for n in range(3):
-        targets, pairs = units(6, WIDTH, seed=n), some_pairs(6, n, 4)
-        for pool in (*shards, whole):
-            pool.push(targets, pairs)
-    own, pairs = units(2, 9, WIDTH, seed=8), some_pairs(9, 8, CLASSES)
-    for pool, rank in zip(shards, ranks, strict=True):
-        rank.batch = pairs
-        pool.class_mean(pairs[:5], own[:, :5], row_range=RowRange(0, 5, 9))
-    total = (ranks[0].last + ranks[1].last)[:5]
-    unlabelled = (pairs[:5, :, 0] < 0).all(1)[:, None]
-    expected = whole.class_mean(pairs, own)[:, :5]
-    torch.testing.assert_close(total[:, :-1] + (total[:, -1:] + unlabelled) * own[:, :5], expected)
-
-
-@pytest.mark.parametrize("kind", ["queue", "class-queues"])
-def test_the_cost_of_the_mean_over_all_does_not_grow_with_the_pool(kind):
-    touched = []
-    for size in (8, 8192):
-        pool = build(kind, size)
-        pool.push(units(6, WIDTH), some_pairs(6))
-        with Sizes() as sizes:
-            pool.class_mean(some_pairs(3), torch.zeros(2, 3, WIDTH))
-        touched.append(sizes.elements)
-    assert touched[0] == touched[1]
-    assert max(max(counts) for _, counts in touched[0]) <= (CLASSES + 1) * WIDTH
-
-
-@every_pool
-def test_a_pool_goes_on_from_its_saved_state(kind):
-    pool, _ = pushed(kind)
-    other = build(kind)
-    other.load_state_dict(pool.state_dict())
-    targets, pairs = units(5, WIDTH, seed=99), some_pairs(5, 99)
-    for each in (pool, other):
-        each.push(targets, pairs)
-    own = units(2, 5, WIDTH, seed=98)
-    assert torch.equal(pool.class_mean(pairs, own), other.class_mean(pairs, own))
-
-
 def test_without_a_pool_means_are_over_the_batch():
     targets, anchors, pairs = units(2, 9, WIDTH, seed=1), units(2, 9, WIDTH, seed=2), some_pairs(9, 4)
     found = Align(alpha=0.5).supervised_target(targets.flip(0), pairs, None)
@@ -297,21 +229,6 @@ def test_one_label_of_weight_1_gives_the_bits_of_contrast_and_batch_means_for_on
         assert torch.equal(loss(anchors, targets, as_pairs(labels)).total, loss(anchors, targets, labels).total)
 
 
-def test_no_tensor_of_contrast_grows_with_the_square_of_the_labels():
-    pairs = some_pairs(40, 1, most=4)
-    sizes = []
-
-    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            made = function(*args, **(kwargs or {}))
-            sizes.append(made.numel() if isinstance(made, torch.Tensor) else 0)
-            return made
-
-    with Largest():
-        overlap(Labels.of(pairs), Labels.of(pairs), torch.float64)
-    assert max(sizes) == 40 * 40
-
-
 @pytest.mark.parametrize("form", ["softmax", "binary"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_cross_entropy_with_weights_is_that_of_a_loop(form, smoothing):
@@ -347,8 +264,3 @@ def test_one_label_and_pairs_of_it_have_the_same_cross_entropy(form):
     torch.testing.assert_close(one, pairs)
     nothing = torch.full_like(labels, -1)
     assert float(loss(logits, logits, as_pairs(nothing)).total) == 0
-
-
-def test_class_weights_are_a_dense_row():
-    pairs = torch.tensor([[[2.0, 0.5], [0.0, 2.0]], [[-1.0, 0.0], [-1.0, 0.0]]])
-    assert Labels.of(pairs).dense(3, torch.float64).tolist() == [[2.0, 0.0, 0.5], [0.0, 0.0, 0.0]]

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supancl.core.labels import Labels, same_class
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.pools import Queue
 from supancl.distributed import RowRange
@@ -164,41 +163,12 @@ def test_cross_entropy_is_its_definition_over_the_labelled_samples(smoothing):
     assert terms.sup.item() == terms.total.item()
 
 
-def test_cross_entropy_is_the_mean_over_all_anchors_the_local_ones_included():
-    logits, labels = units(5, 6, CLASSES, seed=1, dtype=torch.float32) * 4, torch.tensor([0, 3, -1, 1, -1, 2])
-    each = [CrossEntropy()(logits[[view, view]], logits[:2], labels).total for view in range(5)]
-    torch.testing.assert_close(CrossEntropy()(logits, logits[:2], labels).total, torch.stack(each).mean())
-
-
 def test_cross_entropy_without_any_label_is_zero_with_zero_gradient():
     logits = units(2, 3, CLASSES, dtype=torch.float32).requires_grad_()
     total = CrossEntropy()(logits, logits.detach(), torch.full((3,), -1)).total
     total.backward()
     assert total.item() == 0
     assert logits.grad.abs().max() == 0
-
-
-def test_an_unlabelled_sample_has_no_class_mates():
-    labels = torch.tensor([-1, 0, -1, 1, 0])
-    expected = [[a == b and a >= 0 for b in labels.tolist()] for a in labels.tolist()]
-    assert same_class(Labels.of(labels), Labels.of(labels)).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("loss", "supervised"),
-    [
-        (Align(), False),
-        (Align(alpha=0.5), True),
-        (Contrast(), False),
-        (Contrast(positives="own-class"), True),
-        (CrossEntropy(), True),
-    ],
-)
-def test_labels_matter_exactly_where_a_loss_says_it_is_supervised(loss, supervised):
-    vectors = units(2, 4, CLASSES, seed=1, dtype=torch.float32), units(2, 4, CLASSES, seed=2, dtype=torch.float32)
-    one, other = (loss(*vectors, torch.tensor(labels)).total for labels in ([0, 0, 1, 1], [0, 1, 0, 2]))
-    assert loss.supervised == supervised
-    assert bool(one != other) == supervised
 
 
 @pytest.mark.parametrize("kind", [None, "queue"])
@@ -224,35 +194,9 @@ kinds, seeds = st.sampled_from(POOLS), st.integers(0, 10**6)
 sizes = st.integers(1, 12)
 
 
-def pushed(kind, size, targets, labels):
-    pool, _ = pool_and_reference(kind, size, WIDTH, CLASSES, unlabelled=True)
-    pool.push(targets, labels)
-    return pool
-
-
 def case(seed, batch):
     shape = 2, batch, WIDTH
     return units(*shape, seed=seed), units(*shape, seed=seed + 1), some_labels(batch, CLASSES, seed=seed)
-
-
-@property_test
-@given(losses, kinds, seeds, sizes, sizes)
-def test_the_order_of_the_batch_does_not_matter(loss, kind, seed, batch, size):
-    anchors, targets, labels = case(seed, batch)
-    pool = pushed(kind, size, units(9, WIDTH, seed=seed + 2), some_labels(9, CLASSES, seed=seed + 2))
-    order = torch.randperm(batch, generator=torch.Generator().manual_seed(seed))
-    one = loss(anchors, targets, labels, pool).total
-    other = loss(anchors[:, order], targets[:, order], labels[order], pool).total
-    torch.testing.assert_close(one, other, **close)
-
-
-@property_test
-@given(losses, kinds, seeds, sizes, sizes)
-def test_swapping_the_two_views_does_not_matter(loss, kind, seed, batch, size):
-    anchors, targets, labels = case(seed, batch)
-    pool = pushed(kind, size, units(9, WIDTH, seed=seed + 2), some_labels(9, CLASSES, seed=seed + 2))
-    one, other = loss(anchors, targets, labels, pool), loss(anchors.flip(0), targets.flip(0), labels, pool)
-    torch.testing.assert_close(one.total, other.total, **close)
 
 
 @property_test
@@ -283,22 +227,7 @@ def test_gradcheck_of_align(form, kind):
     assert torch.autograd.gradcheck(lambda a, t: loss(a, t, labels, pool).total, vectors)
 
 
-@every_contrast
-def test_gradcheck_of_contrast(loss):
-    pool = filled("queue", 6, unlabelled=True)[0]
-    labels = torch.tensor([0, 0, -1])
-    vectors = units(2, 3, WIDTH, seed=1).requires_grad_(), units(2, 3, WIDTH, seed=2).requires_grad_()
-    assert torch.autograd.gradcheck(lambda a, t: loss(a, t, labels, pool).total, vectors)
-
-
 # --- what a call takes ------------------------------------------------------------------------------------------------
-
-
-def test_an_alpha_of_the_call_counts_where_the_recipes_asks_for_no_supervision():
-    anchors, targets, labels = case(0, 5)
-    alpha = torch.tensor([0.0, 0.2, 0.5, 0.7, 1.0])
-    expected = Align(alpha=0.5)(anchors, targets, labels, alpha=alpha).total
-    torch.testing.assert_close(Align(alpha=1.0)(anchors, targets, labels, alpha=alpha).total, expected, **close)
 
 
 def test_what_the_package_reads_of_a_loss():
@@ -317,19 +246,3 @@ def test_terms_for_the_log_have_no_gradient(alpha):
     anchors, targets, labels = units(2, 5, WIDTH).requires_grad_(), units(2, 5, WIDTH, seed=1), some_labels(5, CLASSES)
     terms = Align(alpha=alpha)(anchors, targets, labels)
     assert [term.requires_grad for term in terms] == [True, False, False]
-
-
-def test_one_draw_is_not_the_mean_of_all():
-    pool, _ = filled("queue", 15)
-    anchors, targets, labels = units(2, 9, WIDTH, seed=1), units(2, 9, WIDTH, seed=2), torch.arange(9) % (CLASSES - 1)
-    drawn, mean = (Align(alpha=0.0, samples=samples)(anchors, targets, labels, pool).total for samples in (1, None))
-    assert not torch.isclose(drawn, mean)
-
-
-def test_contrast_computes_half_precision_in_single():
-    anchors, targets, labels = units(2, 6, WIDTH).bfloat16(), units(2, 6, WIDTH, seed=1).bfloat16(), torch.arange(6) % 3
-    exact = Contrast(positives="own-class")(anchors.float(), targets.float(), labels).total
-    with torch.autocast("cpu", torch.bfloat16):
-        terms = Contrast(positives="own-class")(anchors, targets, labels)
-    assert terms.total.dtype == torch.float32
-    torch.testing.assert_close(terms.total, exact)

@@ -13,13 +13,9 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from supancl.core.branches import BranchSpec, HeadSpec
-from supancl.core.encoders import EncoderSpec
-from supancl.core.heads import MLP
 from supancl.core.losses import Align, Contrast
-from supancl.core.methods import assemble
 from supancl.core.pools import PoolSpec, Prototypes, Queue
-from supancl.distributed import Ranks, RowRange
+from supancl.distributed import RowRange
 from tests.files import mentions
 from tests.helpers import POOLS, mean_by_loop, pool_and_reference, property_test, seeded, some_labels, units
 
@@ -84,35 +80,6 @@ def test_a_prototype_starts_at_the_first_mean_and_then_moves_by_its_rate(rate):
 
 
 @every_pool
-def test_an_unlabelled_target_is_never_matched(kind):
-    pool = build(kind)
-    pool.push(units(6, WIDTH, dtype=torch.float32), torch.full((6,), -1))
-    fallback = units(2, 5, WIDTH, seed=1, dtype=torch.float32)
-    labels = torch.tensor([-1, 0, 1, 2, 3])
-    assert torch.equal(pool.class_mean(labels, fallback), fallback)
-    assert pool.counts.tolist() == [0] * CLASSES
-    pool.push(units(4, WIDTH, seed=2, dtype=torch.float32), torch.arange(4))
-    mean = pool.class_mean(labels, fallback)
-    assert torch.equal(mean[:, 0], fallback[:, 0])
-    assert not torch.eq(mean[:, 1:], fallback[:, 1:]).any()
-
-
-@pytest.mark.parametrize(("loss", "stored"), [(Align(alpha=0.5), 2), (Contrast(against="pool"), 5)])
-def test_only_a_contrastive_loss_has_its_queue_store_unlabelled_targets(loss, stored):
-    _, pool = assemble(
-        EncoderSpec("linear", channels=1, size=4, width=4, mean=(0.0,), std=(1.0,)),
-        HeadSpec(projector=MLP(out=WIDTH)),
-        BranchSpec(),
-        PoolSpec("queue", 8),
-        loss,
-        CLASSES,
-    )
-    pool.push(units(5, WIDTH, dtype=torch.float32), torch.tensor([0, -1, -1, 3, -1]))
-    assert int(pool.stored().valid.sum()) == stored
-    assert pool.counts.tolist() == [1, 0, 0, 1]
-
-
-@every_pool
 @pytest.mark.parametrize("samples", [None, 3])
 def test_an_absent_class_falls_back_to_the_own_target_of_each_view(kind, samples):
     pool = build(kind)
@@ -124,32 +91,12 @@ def test_an_absent_class_falls_back_to_the_own_target_of_each_view(kind, samples
 
 
 @every_pool
-def test_the_mean_has_the_dtype_of_the_fallback(kind):
-    pool = build(kind)
-    pool.push(units(3, WIDTH, dtype=torch.bfloat16), torch.tensor([0, 1, 2]))
-    assert pool.class_mean(torch.tensor([0, 3]), torch.zeros(2, WIDTH, dtype=torch.bfloat16)).dtype == torch.bfloat16
-
-
-@every_pool
 def test_a_label_beyond_the_classes_is_refused(kind):
     pool = build(kind)
     with pytest.raises(ValueError, match=mentions("label 4", "4 classes")):
         pool.push(torch.zeros(2, WIDTH), torch.tensor([0, 4]))
     with pytest.raises(ValueError, match="label 4"):
         pool.class_mean(torch.tensor([4]), torch.zeros(1, WIDTH))
-
-
-@every_pool
-def test_pushed_targets_are_copies_without_gradient(kind):
-    pool = build(kind)
-    targets = units(3, WIDTH, dtype=torch.float32).requires_grad_()
-    pool.push(targets * 1, torch.tensor([0, 1, 2]))
-    before = pool.stored().targets.clone()
-    with torch.no_grad():
-        targets.zero_()
-    assert torch.equal(pool.stored().targets, before)
-    assert not pool.stored().targets.requires_grad
-    assert not pool.class_mean(torch.tensor([0]), torch.zeros(1, WIDTH)).requires_grad
 
 
 # --- M draws -------------------------------------------------------------------------------------------------------
@@ -312,27 +259,7 @@ def test_a_push_adds_at_an_index_in_floating_point_only_and_in_few_operations(ki
     assert len(seen.names) <= {"queue": 40, "class-queues": 58, "prototypes": 36}[kind]
 
 
-@every_pool
-def test_a_push_traced_as_one_graph_does_what_it_does_as_written(kind):
-    plain, traced = build(kind, size=7), build(kind, size=7)
-    push = torch.compile(traced.push, backend="aot_eager", fullgraph=True)
-    for n in range(4):
-        targets, labels = units(6, WIDTH, seed=n, dtype=torch.float32), some_labels(6, CLASSES, seed=n)
-        plain.push(targets, labels)
-        push(targets, labels)
-    for name, value in plain.state_dict().items():
-        assert torch.equal(traced.state_dict()[name], value), name
-
-
 # --- small things -----------------------------------------------------------------------------------------------------
-
-
-def test_draws_are_even_within_a_class_that_is_smaller_than_another():
-    pool = Queue(12, 1, CLASSES)
-    pool.push(torch.arange(10.0)[:, None], torch.tensor([0] * 8 + [1] * 2))  # class 1 holds 8 and 9
-    torch.manual_seed(0)
-    mean = pool.class_mean(torch.tensor([1]), torch.zeros(1, 1), samples=4000)
-    assert mean.item() == pytest.approx(8.5, abs=0.05)
 
 
 @pytest.mark.parametrize("kind", ["queue", "class-queues"])
@@ -347,11 +274,6 @@ def test_rows_of_a_batch_get_the_draws_they_have_in_the_whole_batch(kind):
     assert torch.equal(found, rows.select(whole, 1))
 
 
-def test_a_random_start_points_in_all_directions():
-    pool = PoolSpec("queue", 500, start="random").build(WIDTH, CLASSES, unlabelled=True)
-    assert pool.stored().targets.mean(0).abs().max() < 0.15
-
-
 @every_pool
 @pytest.mark.parametrize("pairs", [0, 3])
 def test_pushes_and_means_are_traced_without_a_break(kind, pairs):
@@ -364,25 +286,3 @@ def test_pushes_and_means_are_traced_without_a_break(kind, pairs):
     for call in calls:
         torch._dynamo.reset()
         torch.compile(call, backend="eager", fullgraph=True)()
-
-
-def test_prototypes_have_the_recipes_rate_and_are_divided_among_ranks_only_if_asked():
-    whole, part = (PoolSpec("prototypes", rate=0.5, sharded=is_sharded).build(4, 6, ranks=Ranks(2))
-                   for is_sharded in (False, True))  # fmt: skip
-    assert (whole.rate, len(whole.stored().targets), len(part.stored().targets)) == (0.5, 6, 3)
-
-
-def test_a_pool_without_times_has_no_age_and_sums_are_double():
-    queue = Queue(3, 2, 2)
-    assert queue.sums.dtype == torch.float64
-    del queue.born
-    assert queue.staleness().isnan()
-
-
-def test_rounding_errors_of_a_class_that_left_are_cleared():
-    queue = Queue(3, 2, 2).double()
-    queue.push(
-        torch.tensor([[0.1, 0.2], [0.2, 0.3], [0.3, 0.1]], dtype=torch.float64), torch.zeros(3, dtype=torch.long)
-    )
-    queue.push(torch.ones(3, 2, dtype=torch.float64), torch.ones(3, dtype=torch.long))
-    assert queue.sums[0].tolist() == [0.0, 0.0]

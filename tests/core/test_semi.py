@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from supancl.core.labels import Labels
-from supancl.core.losses import Align, GlobalBatch, SemiAlign
+from supancl.core.losses import Align, SemiAlign
 from supancl.core.pools import PoolSpec
-from supancl.distributed import RowRange
 from tests.core.test_label_weights import CLASSES as PAIR_CLASSES
 from tests.core.test_label_weights import pushed, some_pairs
 from tests.helpers import POOLS, mean_of_class, pool_and_reference, some_labels, units
@@ -97,12 +96,6 @@ def assert_same(semi: SemiAlign, labels: torch.Tensor, kind: str) -> None:
 
 
 @every_pool
-@pytest.mark.parametrize("form", ["cosine", "squared"])
-def test_with_all_labels_it_is_supsiam(kind, form):
-    assert_same(SemiAlign(alpha=0.5, form=form, **EAGER), some_labels(BATCH, CLASSES, unlabelled=False), kind)
-
-
-@every_pool
 @pytest.mark.parametrize("setting", [{"confidence": 1.01}, {"warmup": 4}])
 def test_if_no_sample_is_sure_or_the_warm_up_lasts_it_is_supsiam(kind, setting):
     labels = some_labels(BATCH, CLASSES, seed=3)
@@ -111,28 +104,12 @@ def test_if_no_sample_is_sure_or_the_warm_up_lasts_it_is_supsiam(kind, setting):
         assert_same(SemiAlign(alpha=0.5, **EAGER), labels, kind)
 
 
-def test_the_warm_up_ends_with_the_push_of_that_number():
-    pool, _ = filled("queue")  # three pushes
-    _, targets, labels = batch(torch.full((BATCH,), -1))
-    before, after = (SemiAlign(**{**EAGER, "confidence": 0.01, "warmup": n}) for n in (4, 3))
-    assert torch.equal(before.supervised_target(targets, labels, pool), targets)
-    assert not torch.equal(after.supervised_target(targets, labels, pool), targets)
-
-
 @every_pool
 def test_an_empty_pool_gives_the_own_target(kind):
     pool, _ = pool_and_reference(kind, 8, WIDTH, CLASSES)
     _, targets, labels = batch()
     eager = SemiAlign(**{**EAGER, "confidence": 1e-9})
     assert torch.equal(eager.supervised_target(targets, labels, pool), targets)
-
-
-def test_likely_targets_have_no_gradient():
-    pool, _ = filled("queue")
-    _, targets, labels = batch(torch.full((BATCH,), -1))
-    targets.requires_grad_()
-    z_sup = SemiAlign(**{**EAGER, "confidence": 0.01}).supervised_target(targets, labels, pool)
-    assert torch.autograd.grad(z_sup.square().sum(), targets)[0].abs().max() == 0
 
 
 @every_pool
@@ -149,17 +126,6 @@ def test_traced_as_one_graph_it_is_what_it_is_as_written(kind):
     assert traced() != before
 
 
-def test_a_rank_gets_its_rows_of_the_batch():
-    pool, _ = filled("queue")
-    _, targets, labels = batch()
-    loss, rows = SemiAlign(**EAGER), RowRange(2, 6, BATCH)
-    whole = loss.supervised_target(targets.flip(0), labels, pool)
-    part = loss.supervised_target(
-        rows.select(targets.flip(0), -2), rows.select(labels), pool, GlobalBatch(targets, labels, rows)
-    )
-    torch.testing.assert_close(part, rows.select(whole, -2), **close)
-
-
 @every_pool
 @pytest.mark.parametrize("pairs", [None, 2])
 def test_all_means_are_the_class_means(kind, pairs):
@@ -173,7 +139,3 @@ def test_all_means_are_the_class_means(kind, pairs):
     expected = pool.class_mean(asked, fallback)
     assert is_held.tolist() == (pool.counts > 0).tolist() == (expected != 7).all(1).tolist()
     torch.testing.assert_close(means[is_held], expected[is_held], **close)
-
-
-def test_it_needs_a_pool():
-    assert SemiAlign().needs_pool

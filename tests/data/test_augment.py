@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import permutations
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,11 +19,9 @@ from supancl.data.views.augment import (
     jitter,
     jitter_grey,
     jitter_in_place,
-    kernel_size,
     shift_hue,
     solarize,
 )
-from supancl.data.views.chunks import _blur_rows
 from supancl.data.views.specs import CROP_ATTEMPTS, boxes_from_draws
 from tests.helpers import property_test, seeded
 
@@ -88,14 +85,6 @@ def test_crops_as_drawn_are_torchvisions_to_a_trillionth_and_from_bytes_to_singl
     assert (crop_and_resize(pixels, boxes, size) - theirs).abs().max() < 255 * 1e-6
 
 
-def test_a_flipped_crop_is_the_mirrored_crop_and_only_where_asked():
-    images, box = pictures(3, 20, 30), torch.tensor([[2.0, 3, 10, 20]] * 3)
-    flip = torch.tensor([True, False, True])
-    plain, flipped = crop_and_resize(images, box, 8), crop_and_resize(images, box, 8, flip)
-    torch.testing.assert_close(flipped[flip], plain[flip].flip(-1))
-    assert torch.equal(flipped[~flip], plain[~flip])
-
-
 # --- colour --------------------------------------------------------------------------------------------------------
 
 
@@ -138,14 +127,6 @@ def test_blur_is_torchvisions_with_a_sigma_for_every_row(height, width, kernel, 
         theirs = TF.gaussian_blur(images[row], [kernel, kernel], [float(sigma[row])] * 2)
         torch.testing.assert_close(ours[row], theirs, rtol=0, atol=1e-6)
     assert torch.equal(ours[4], images[4])
-
-
-def test_products_are_taken_only_where_they_keep_single_precision(monkeypatch):
-    device = torch.device("cuda")
-    for setting, exact in (("ieee", True), ("none", True), ("tf32", False)):
-        monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=setting))
-        assert products.has_exact_products(device) == exact
-    assert products.has_exact_products(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 128 / 255, 1.0])
@@ -196,28 +177,3 @@ def test_a_box_that_never_fits_falls_back_to_torchvisions_centre(height, width):
     scale, ratio = (1.0, 1.0), RATIO if height != width else (1.5, 2.0)
     ours = draw_boxes(torch.tensor([[height, width]]), scale, ratio, seeded(0))
     assert ours.tolist() == torchvision_boxes(1, height, width, scale, ratio).tolist()
-
-
-def test_a_box_is_as_wide_as_its_aspect_says_and_its_two_corners_are_drawn_apart():
-    boxes = draw_boxes(torch.tensor([[100, 100]] * 500), (0.1, 0.1), (2.0, 3.0), seeded(0)).double()
-    top, left, height, width = boxes.unbind(1)
-    assert (width / height > 1.8).all()
-    assert abs(float(torch.corrcoef(torch.stack([top, left]))[0, 1])) < 0.2
-
-
-@pytest.mark.parametrize(("size", "expected"), [(224, 23), (32, 5), (8, 3), (1, 3), (96, 11)])
-def test_the_kernel_is_odd_and_about_a_tenth_of_the_side(size, expected):
-    assert kernel_size(size) == expected
-
-
-@pytest.mark.parametrize("blurred", [blur, by_products])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_blur_of_an_image_smaller_than_its_kernel_keeps_a_flat_image_flat(size, blurred):
-    flat = torch.full((1, 3, size, size), 0.7)
-    torch.testing.assert_close(blurred(flat, torch.tensor([1.5]), 9), flat)
-
-
-def test_a_kernel_as_wide_as_its_sigma_needs_blurs_as_the_full_one():
-    images, sigma = pictures(4, 40, 40, dtype=torch.float32), torch.tensor([0.0, 0.3, 0.9, 1.9])
-    expected = blur(images, sigma, 23)  # first, as the other may work in place
-    torch.testing.assert_close(_blur_rows(images, sigma, 23), expected, rtol=0, atol=1e-6)

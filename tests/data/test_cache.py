@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
-import json
 import multiprocessing
 import os
 import shutil
@@ -25,7 +22,7 @@ from supancl.data.store.cache import Cache
 from supancl.data.store.memory import PackedImages
 from supancl.errors import BadInput
 from supancl.reporter import ProgressFunction, report_to
-from tests.files import assert_refused, mentions, picture
+from tests.files import mentions, picture
 
 
 def photos(folder: Path, count: int = 12, uniform: bool = False, first: int = 0) -> list[Path]:
@@ -172,33 +169,6 @@ def test_a_killed_build_goes_on_where_it_was(tmp_path, small_shards, decodes):
     assert not list(cache.folder.glob(".*.tmp"))
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def write_result(files: list[Path], where: Path) -> None:
-    images, broken = Cache("here", 3, None).build(files)
-    result = [bool(torch.equal(images.image(i), decode(file))) for i, file in enumerate(files)]
-    where.write_text(json.dumps([result, broken]))
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_builders_that_start_together_all_end_with_the_whole_cache(tmp_path):
-    files = photos(tmp_path / "data", 30)
-    running = [child(write_result, files, tmp_path / f"{i}.json") for i in range(3)]
-    for each in running:
-        each.join()
-    assert [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)] == [[[True] * 30, []]] * 3
-    sizes = [len(np.load(index)["checksums"]) for index in Cache("here", 3, None).folder.glob("*.npz")]
-    assert sum(sizes) == 30
-
-
-def test_a_file_system_without_locks_is_named_and_not_waited_for(tmp_path, monkeypatch):
-    def flock(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(BadInput, match=mentions("cache", "No locks available", "room")):
-        Cache("here", 3, None).build(photos(tmp_path / "data", 2))
-
-
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
@@ -269,20 +239,6 @@ def test_a_changed_file_gives_its_new_pixels(tmp_path, small_shards, decodes):
     assert_pixels(images, files)
 
 
-def test_files_that_change_places_are_noticed_though_size_and_time_are_the_same(tmp_path):
-    files = [picture(tmp_path / "data" / f"{i}.bmp", seed=i, mode="RGB") for i in range(3)]
-    for file in files:
-        os.utime(file, ns=(10**18, 10**18))  # as a tar or cp -p leaves them
-    cache = Cache("here", 3, None)
-    cache.build(files)
-    spare = tmp_path / "spare"
-    files[0].rename(spare)
-    files[1].rename(files[0])
-    spare.rename(files[1])
-    images, _ = cache.build(files)
-    assert_pixels(images, files)
-
-
 def test_added_and_removed_files_are_added_and_removed(tmp_path, small_shards, decodes):
     files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
     cache.build(files)
@@ -313,75 +269,7 @@ def test_unreadable_images_are_refused_or_skipped_and_counted(tmp_path):
             assert torch.equal(data.train.batch(torch.tensor([position])).pixels[0], decode(Path(name)))
 
 
-def test_a_file_that_was_cached_and_cannot_be_read_any_more_is_not_served(tmp_path):
-    files, cache = photos(tmp_path / "data", 4), Cache("here", 3, None)
-    cache.build(files)
-    files[1].write_bytes(b"broken now")
-    images, broken = cache.build(files)
-    assert broken == [(1, "no known image format")]
-    assert_pixels(images, [files[0], *files[2:]])
-
-
 # --- disks and workers that fail --------------------------------------------------------------------------------------
-
-
-class FullDisk:
-    """A file on a disk with room for so many bytes; what is beyond them is cut off and refused."""
-
-    def __init__(self, file, room: list[int]) -> None:
-        self.file, self.room = file, room
-
-    def write(self, data):
-        content = memoryview(data).tobytes()
-        if len(content) > self.room[0]:
-            self.file.write(content[: self.room[0]])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.room[0] -= len(content)
-        return self.file.write(content)
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
-
-
-@pytest.mark.parametrize("room", [0, 1500])
-def test_a_disk_that_fills_is_one_line_and_what_is_finished_is_kept(tmp_path, small_shards, decodes, monkeypatch, room):
-    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
-    left = [room]
-
-    def opened(path, mode):
-        file = io.open(path, mode)  # noqa: SIM115, UP020 - handed on
-        return FullDisk(file, left) if ".bin" in str(path) else file
-
-    monkeypatch.setattr(cache_module, "open", opened, raising=False)
-    with pytest.raises(BadInput) as raised:
-        cache.build(files)
-    assert_refused(str(raised.value), cache.folder, "No space left on device")
-    assert not list(cache.folder.glob(".*.tmp"))
-    kept = sum(len(np.load(index)["checksums"]) for index in cache.folder.glob("*.npz"))
-    assert (kept > 0) == (room > 0)
-    left[0] = 10**9
-    decodes.clear()
-    images, _ = cache.build(files)
-    assert len(decodes) == 12 - kept
-    assert_pixels(images, files)
-
-
-def test_want_of_memory_is_no_unreadable_image(tmp_path, monkeypatch):
-    photos(tmp_path / "data" / "cat", 3)
-
-    def hungry(*_):
-        raise MemoryError
-
-    monkeypatch.setattr(decode_module, "convert_mode", hungry)
-    for mode in ("always", "never"):
-        with pytest.raises(MemoryError):
-            open_data(DataSpec(source=str(tmp_path / "data"), cache=mode, skip_bad_images=True), 3)
 
 
 # --- all caches -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from PIL import Image
 from supancl.data.decode import decode
 from supancl.data.store.memory import Batch
 from supancl.data.views.augment import normalized
-from supancl.data.views.evaluation import evaluation_short_side, evaluation_view, margin_boxes
+from supancl.data.views.evaluation import evaluation_view, margin_boxes
 from tests.data.test_augment import MEAN, STD
 from tests.files import noise
 
@@ -106,16 +106,6 @@ def test_larger_images_in_memory_have_the_view_of_their_files():
         for batch in (Batch(pixels[None]), Batch(padded, torch.tensor([[height, width]]))):
             found = evaluation_view(batch, size, (0.0,), (1.0,))
             assert ((found - expected).abs() * 255).max() < 1.01, (height, width, size)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_an_image_decoded_for_the_view_is_never_resampled(size):
-    short = round(size * 8 / 7)
-    assert (evaluation_short_side(size), evaluation_short_side(size, "whole")) == (short, size)
-    for long in range(short, short + 6):
-        pixels = torch.from_numpy(noise(1, 3, long, short, seed=long))
-        expected = normalized(TF.center_crop(pixels, [size, size]) / 255, MEAN, STD)
-        assert torch.equal(evaluation_view(Batch(pixels), size, MEAN, STD), expected)
 
 
 @pytest.mark.parametrize("size", SIZES)

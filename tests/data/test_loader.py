@@ -109,19 +109,6 @@ def test_what_is_resident_is_not_sent_through_a_thread():
     feed.close()
 
 
-def test_a_closed_feed_leaves_no_thread_and_can_be_asked_again():
-    split, _, order = split_of()
-    feed = Feed(split, order.positions, CPU, steps=6)
-    feed.batch(0)
-    threads = list(feed.executor._threads)
-    feed.close()
-    assert not any(thread.is_alive() for thread in threads)  # at once: a step may be recorded then
-    assert feed.pending == {}
-    feed.close()  # twice does no harm
-    assert equal(feed.batch(4), split.store.store.batch(order.positions(4)))
-    feed.close()
-
-
 @pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_gpu_way_of_cutting_images_out_gives_the_same_pixels(uniform, channels):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supancl.data import decode, order
+from supancl.data import decode
 from supancl.data.opening import open_data
 from supancl.data.order import Order, balanced_order, derive_seed, epoch_order
 from supancl.data.splits import DataSpec
@@ -45,13 +45,6 @@ def test_a_balanced_epoch_gives_every_class_equally_often(labels, seed, epoch):
         assert own.max() - own.min() <= 1, "no image of a class comes twice more often than another of it"
 
 
-def test_the_orders_are_the_same_in_every_version():
-    labels = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, -1])
-    assert epoch_order(9, 4, 2).tolist() == [4, 6, 5, 1, 7, 0, 8, 2, 3]
-    assert balanced_order(labels, 4, 2).tolist() == [0, 3, 7, 6, 7, 6, 8, 7, 5]
-    assert balanced_order(labels, 4, 3).tolist() == [8, 5, 6, 7, 7, 4, 3, 7, 6]
-
-
 @pytest.mark.parametrize("balanced", [False, True])
 def test_positions_of_a_step_are_those_of_its_epoch(balanced):
     ours = Order(LABELS, seed=3, batch_size=16, balanced=balanced)
@@ -79,15 +72,6 @@ def test_without_the_unlabelled_images_an_epoch_repeats_the_labelled_ones(balanc
     assert torch.equal(
         Order(every_label, 3, 4, balanced, unlabelled=False).epoch(1), Order(every_label, 3, 4, balanced).epoch(1)
     )
-
-
-def test_a_balanced_order_is_not_made_again_while_a_feed_is_an_epoch_ahead(monkeypatch):
-    made = []
-    monkeypatch.setattr(order, "balanced_order", lambda *args: made.append(args[2]) or balanced_order(*args))
-    ours = Order(LABELS, 0, 16, balanced=True)
-    for step in (4, 5, 4, 6, 5, 7, 6):  # five steps an epoch
-        ours.positions(step)
-    assert made == [0, 1]
 
 
 @pytest.mark.parametrize("cache", ["never", "always"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from supancl.data.store.memory import Batch
 from supancl.data.views import augment, products
 from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.products import render
@@ -38,16 +37,6 @@ def test_crops_by_products_are_crops_by_lines(size, views):
     assert 0 < (half.float() - expected).abs().max() < 0.25  # grey levels
 
 
-@pytest.mark.parametrize("start", [0.0, 3.0])
-def test_the_weights_of_every_pixel_made_sum_to_one_and_reach_only_into_the_box(start):
-    weight = products.resize_matrix(torch.tensor([start]), torch.tensor([9.0]), 20, 6)[0]
-    torch.testing.assert_close(weight.sum(1), torch.ones(6))
-    outside = torch.ones(20, dtype=torch.bool)
-    outside[int(start) : int(start) + 9] = False
-    assert (weight[:, outside] == 0).all()
-    assert (weight[:, ~outside].sum(0) > 0).all()
-
-
 @pytest.mark.parametrize("blur", [0.0, (1.0, 0.1)])
 def test_views_in_half_precision_are_within_half_a_grey_level_before_they_are_rounded(blur):
     crops, pixels = Crops(size=48, blur=blur), pixels_of()
@@ -60,8 +49,3 @@ def test_views_in_half_precision_are_within_half_a_grey_level_before_they_are_ro
     made = render(crops, pixels, draws, MEAN, STD, torch.bfloat16)
     assert made.dtype == torch.bfloat16
     assert made.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_half_precision_is_for_gpus():
-    made = Crops(size=32)(Batch(pixels_of()), MEAN, STD, seeded(5), dtype=torch.bfloat16)
-    assert made.dtype == torch.float32

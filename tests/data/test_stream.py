@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
-import subprocess
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -28,7 +26,7 @@ from supancl.errors import BadInput
 from tests.files import assert_mentions, mentions, noise
 from tests.helpers import property_test
 from tests.test_resume import Crash, CrashAt
-from tests.tiny import Notes, assert_same_bits, final_state, tiny_recipe
+from tests.tiny import assert_same_bits, final_state, tiny_recipe
 
 SIDE = 8
 
@@ -188,22 +186,6 @@ def test_a_stream_is_what_the_same_shards_are_when_they_are_read_at_once(tmp_pat
     assert streamed.train.is_streamed
 
 
-def test_reading_an_epoch_leaves_nothing_in_memory(tmp_path, monkeypatch):
-    source = shards(tmp_path, (300,) * 8)
-    train = open_data(spec(source, short_side=SIDE), 3).train
-    order = train.order(0, 50)
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    for step in range(order.steps_per_epoch):
-        train.batch(order.positions(step))
-    before = resident()
-    for step in range(order.steps_per_epoch, 2 * order.steps_per_epoch):
-        train.batch(order.positions(step))
-    assert resident() - before < 4 * 2**20
-
-
 def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp_path):
     wide = noise(10, 70, 3, seed=5)
     content = io.BytesIO()
@@ -258,31 +240,6 @@ def test_shards_are_looked_through_once_and_again_when_they_change(tmp_path, mon
     index_path(changed.resolve()).write_bytes(b"damaged")
     assert open_data(spec(source), 3).summary == now.summary
     assert looked.total() == 8
-
-
-INDEX_TWICE = """
-import os, sys
-from supancl.data import DataSpec, open_data
-other = os.fork()
-print(open_data(DataSpec(source=sys.argv[1], stream=True, holdout=0), 3).summary["fingerprint"], flush=True)
-if other == 0:
-    os._exit(0)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
-"""
-
-
-def test_several_processes_index_at_once_and_agree(tmp_path, forks):
-    source = shards(tmp_path / "s")
-    wanted = open_data(spec(source), 3).summary["fingerprint"]
-    shutil.rmtree(os.environ["SUPANCL_CACHE"])
-    (tmp_path / "index.py").write_text(INDEX_TWICE)
-    done = subprocess.run(
-        ["python", str(tmp_path / "index.py"), str(source)], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, **forks},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.split()) == (0, [wanted, wanted])
-    assert len(list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.zip"))) == 6
-    assert not list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -374,18 +331,3 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_with_the_same_bits_and_reads_no
     left = [key for step in range(2, 12) for key in keys(train.names_at(order.positions(step)))]
     left.append(0)  # the first image is looked at before a run begins: does its kind suit the encoder?
     assert Counter(read.keys) == Counter(left)  # the last checkpoint was of step 2
-
-
-def test_a_streamed_run_learns_on_the_same_images_as_its_shards_say(tmp_path):
-    shards(tmp_path / "s")
-    notes = Notes()
-    run = pretrain(streamed_recipe(tmp_path / "s"), None, tmp_path / "run", reporter=notes)
-    assert [row["kind"] for row in run.metrics].count("monitor") == 2
-    assert run.metrics[-1]["knn"] >= 0
-    assert not (tmp_path / "run" / "cache").exists()
-    assert notes.warnings == []
-    packed = [path for path in Path(os.environ["SUPANCL_CACHE"]).rglob("*") if path.suffix == ".bin"]
-    assert packed == []
-    shard(tmp_path / "s" / "train-002.tar", range(600, 603))
-    with pytest.raises(BadInput, match=mentions("data", "changed")):
-        pretrain(None, None, tmp_path / "run", resume=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import pytest
@@ -12,7 +11,7 @@ import torchvision.transforms.v2.functional as TF
 from scipy import stats
 
 from supancl.data.store.memory import Batch, pad_images
-from supancl.data.views.augment import Draws, kernel_size, normalized
+from supancl.data.views.augment import Draws, kernel_size
 from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.evaluation import evaluation_view
 from supancl.data.views.products import render
@@ -109,22 +108,6 @@ def test_a_row_has_the_same_bits_whichever_rows_are_rendered_with_it(size, chann
         assert torch.equal(alone, together[chosen]), chosen
 
 
-@pytest.mark.parametrize("inference", [False, True])
-def test_threads_change_neither_the_views_nor_how_many_threads_the_caller_has(inference):
-    batch, crops, before = Batch(bytes_of(6, 80, 90)), Crops(size=64, solarize=0.5), torch.get_num_threads()
-    made = []
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            with torch.inference_mode(inference):
-                made.append(crops(batch, MEAN, STD, seeded(1)))
-            assert torch.get_num_threads() == threads
-            assert made[-1].is_inference() == inference
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(*made)
-
-
 def test_nothing_on_the_way_to_a_view_needs_a_value_on_the_host():
     # a meta tensor has no values: whatever asked for one, or had a shape that depends on one, would raise
     pixels = torch.empty(4, 3, 40, 48, dtype=torch.uint8, device="meta")
@@ -171,42 +154,7 @@ def test_render_is_one_graph_without_breaks():
     torch.testing.assert_close(compiled(crops, pixels, draws, MEAN, STD), expected, rtol=0, atol=1e-6)
 
 
-def test_with_nothing_drawn_a_view_is_the_image():
-    crops = Crops(size=16, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0, jitter=0, grey=0, blur=0)
-    pixels = bytes_of(3, 16, 16)
-    expected = normalized(pixels / 255, MEAN, STD).expand(2, -1, -1, -1, -1)
-    torch.testing.assert_close(crops(Batch(pixels), MEAN, STD, seeded(0)), expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("views", [Crops(size=8), Masks()], ids=["crops", "masks"])
-def test_the_same_generator_state_gives_the_same_views_and_another_gives_others(views):
-    batch = Batch(bytes_of(4)) if isinstance(views, Crops) else Batch(torch.randn(4, 10, generator=seeded(1)))
-    one, same, other = (views(batch, MEAN, STD, seeded(seed)) for seed in (0, 0, 1))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
-@pytest.mark.parametrize("views", [Crops(size=8), Masks()], ids=["crops", "masks"])
-def test_the_global_generator_is_neither_used_nor_moved(views):
-    batch = Batch(bytes_of(4)) if isinstance(views, Crops) else Batch(torch.randn(4, 10, generator=seeded(1)))
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    one = views(batch, MEAN, STD, seeded(0))
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(1)
-    assert torch.equal(views(batch, MEAN, STD, seeded(0)), one)
-
-
 # --- pairs that differ, and local crops ----------------------------------------------------------------------------
-
-
-def test_a_probability_for_each_view_holds_for_that_view_and_further_views_take_them_in_turn():
-    crops = Crops(blur=(1.0, 0.1), solarize=(0.0, 0.2))
-    draws = crops.draw(4 * N, torch.tensor([[48, 64]]).expand(4 * N, 2), seeded(11), 4)
-    for drawn, chances in ((draws.sigma > 0, (1.0, 0.1)), (draws.solarize, (0.0, 0.2))):
-        for view, share in enumerate(drawn.view(4, N).double().mean(1).tolist()):
-            chance = chances[view % 2]
-            assert abs(share - chance) <= 4.5 * math.sqrt(chance * (1 - chance) / N), view
 
 
 def test_local_views_are_views_of_another_size_and_scale_drawn_after_the_two():
@@ -228,18 +176,6 @@ N = 20000
 
 def draws_of(crops, height=48, width=64):
     return crops.draw(N, torch.tensor([[height, width]]).expand(N, 2), seeded(11))
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.2, 0.5, 0.8, 1.0])
-def test_each_step_happens_with_its_probability(probability):
-    draws = draws_of(Crops(flip=probability, jitter=probability, grey=probability, blur=probability))
-    happened = {
-        "flip": draws.flip, "grey": draws.grey, "blur": draws.sigma > 0, "hue": draws.hue != 0,
-        "factors": (draws.factors != 1).all(1),
-    }  # fmt: skip
-    bound = 4.5 * math.sqrt(probability * (1 - probability) / N) + 1e-12
-    for name, yes in happened.items():
-        assert abs(yes.double().mean().item() - probability) <= bound, name
 
 
 def agreement(ours, theirs):
@@ -307,31 +243,6 @@ def test_exactly_that_share_is_masked_in_every_view_of_every_vector(share):
     assert torch.equal(views[kept], vectors.expand(2, -1, -1)[kept])
 
 
-def test_steps_are_drawn_independently_of_one_another():
-    draws = draws_of(Crops(jitter=0.5, grey=0.5))
-    happened = torch.stack([draws.flip, draws.grey, draws.sigma > 0, draws.hue != 0]).double()
-    correlation = torch.corrcoef(happened) - torch.eye(4)
-    assert correlation.abs().max() < 4.5 / math.sqrt(N)
-
-
-def test_strengths_are_uniform_in_their_ranges():
-    draws = draws_of(Crops(jitter=1.0, blur=1.0, brightness=0.4, contrast=0.3, saturation=0.2, hue=0.1))
-    ranges = [(draws.factors[:, i], 1 - s, 2 * s) for i, s in enumerate((0.4, 0.3, 0.2))]
-    ranges += [(draws.hue, -0.1, 0.2), (draws.sigma, 0.1, 1.9)]
-    for values, low, length in ranges:
-        assert stats.kstest(values.double().numpy(), stats.uniform(low, length).cdf).pvalue > 1e-4
-    sigma = draws_of(Crops(blur=0.5)).sigma  # whether and how much are two draws
-    assert stats.kstest(sigma[sigma > 0].double().numpy(), stats.uniform(0.1, 1.9).cdf).pvalue > 1e-4
-
-
-def test_without_being_asked_for_there_are_no_local_views_and_nothing_is_drawn():
-    generator = seeded(0)
-    before = generator.get_state()
-    assert Crops(size=8).local_views(Batch(bytes_of(2)), MEAN, STD, generator) is None
-    assert Masks().local_views(Batch(torch.ones(2, 3)), MEAN, STD, generator) is None
-    assert torch.equal(generator.get_state(), before)
-
-
 def test_asking_for_more_leaves_what_was_drawn_before_as_it_was():
     sizes = torch.tensor([[48, 64]]).expand(50, 2)
     plain = Crops().draw(50, sizes, seeded(1), 2)
@@ -339,21 +250,3 @@ def test_asking_for_more_leaves_what_was_drawn_before_as_it_was():
     assert all(torch.equal(one, other) for one, other in zip(plain[:-1], more[:-1], strict=True))
     assert plain.solarize is None
     assert more.solarize.any()
-
-
-@pytest.mark.parametrize("products", [True, False])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"hue": 0.0},
-        {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0},
-        {"solarize": 0.5},
-        {"jitter": 0.0, "grey": 0.5, "solarize": (0.0, 1.0)},
-    ],
-    ids=str,
-)
-def test_both_routes_agree_where_only_some_steps_are_taken(settings, products):
-    crops = Crops(size=12, **({"jitter": 1.0} | settings))
-    draws = crops.draw(12, torch.full((12, 2), 20), seeded(5), 2)
-    one = render(crops, bytes_of(6, 20, 20), draws, MEAN, STD, products=products)
-    torch.testing.assert_close(one, render_in_chunks(crops, bytes_of(6, 20, 20), draws, MEAN, STD), rtol=0, atol=5e-5)

@@ -141,21 +141,6 @@ def test_data_that_differ_between_ranks_end_all(tmp_path: Path) -> None:
     assert not (folders[1] / "run").exists()
 
 
-def test_only_the_first_machine_needs_the_folder_of_a_run_that_goes_on(tmp_path: Path) -> None:
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder in folders:
-        folder.mkdir()
-    (folders[0] / "sub").mkdir()
-    with pytest.raises(Crash):
-        pretrain(recipe("digits.supsiam").with_set(SHORT), out=folders[0] / "run", reporter=CrashAt(6))
-    command = [sys.executable, *SUPANCL, "--resume", "--out", "run", "--json", "sub/result.json"]
-    ended = of_ranks(command, 2, tmp_path, folders)
-    assert [code for code, _ in ended] == [0, 0], ended
-    assert ended[1][1] == ""
-    assert json.loads((folders[0] / "sub" / "result.json").read_text())["last"]["step"] == 8
-    assert not (folders[1] / "run").exists()
-
-
 def told(said: str) -> list[str]:
     """Without torch's own remarks, made where the process that kept the addresses ends first."""
     return [line for line in said.splitlines() if line.startswith("supancl:")]
