@@ -121,9 +121,7 @@ def data_of(case: Case) -> Data:
 def recipe_of(case: Case) -> Recipe:
     if case.method == "toy":
         settings = {"train.batch_size": 7, "train.epochs": 2, "train.device": "cpu", "pool.size": 20}
-        made = recipe("toy.supsiam")
-        heads = replace(made.heads, projector=replace(made.heads.projector, out=8))
-        return replace(made, heads=heads).with_set({**settings, "encoder.width": 8})
+        return recipe("toy.supsiam").with_set({**settings, "heads.projector.out": 8, "encoder.width": 8})
     return replace(tiny_recipe(case.method, case.pool, **{"train__epochs": 5, **case.settings}), compat=case.compat)
 
 

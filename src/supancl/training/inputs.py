@@ -14,20 +14,10 @@ from torch import Tensor
 
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
-from supancl.data.views.specs import ViewSpec, views_for_rows
-from supancl.distributed import Ranks, RowRange
+from supancl.distributed import Ranks
 from supancl.recipes import Recipe
 from supancl.training.model import Model
 from supancl.training.monitor import relative_std
-
-
-class MicroBatch(NamedTuple):
-    """Rows of the batch, this rank's range of them, their positions among all rows of this rank, and the views."""
-
-    rows: Tensor
-    row_range: RowRange
-    local_rows: Tensor
-    augment: ViewSpec
 
 
 class StepStats(NamedTuple):
@@ -72,12 +62,7 @@ class StepInputs:
         self.device, self.ranks = device, ranks
         self.images = data.train.place_on(device)
         self.labels = data.train.all_labels.tensor.to(device)
-        self.micro_batches = [
-            MicroBatch(rows, row_range, local_rows, views_for_rows(recipe.views, row_range))
-            for rows, row_range, local_rows in ranks.micro_batches(
-                recipe.train.batch_size, recipe.train.accumulate, device
-            )
-        ]
+        self.micro_batches = ranks.micro_batches(recipe.train.batch_size, recipe.train.accumulate, device)
         self.schedule = Schedule(recipe, data.train)
         rows = len(self.schedule.rates) + 1
         # rates and momentum of the steps of this epoch
@@ -133,7 +118,7 @@ class StepInputs:
         positions: Tensor = self.schedule.order.positions(step)
         if self.ranks.size == 1:
             return positions
-        return torch.cat([positions[micro.row_range.select(micro.rows).cpu()] for micro in self.micro_batches])
+        return torch.cat([positions[row_range.select(rows).cpu()] for rows, row_range, _ in self.micro_batches])
 
     def drain_log(self, targets: Tensor) -> StepStats:
         """Read and clear the values for the log, with the std of these targets, in one copy from the device."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from supancl.core.losses import GlobalBatch, Terms
 from supancl.core.precision import autocast_for
 from supancl.data.store.memory import Batch
-from supancl.data.views.specs import ViewSpec, draw_and_render
+from supancl.data.views.specs import draw_and_render
 from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
 from supancl.training.inputs import StepInputs
@@ -46,14 +46,12 @@ class Step:
         uses_bf16 = model.device.type == "cuda" and recipe.train.precision == "bf16"
         self.view_dtype = torch.bfloat16 if uses_bf16 else torch.float32  # on a CPU always float32
 
-    def render_views(self, images: Batch, augment: ViewSpec) -> tuple[Tensor, Tensor | None]:
+    def render_views(self, images: Batch, row_range: RowRange) -> tuple[Tensor, Tensor | None]:
         """Both views (2, B, C, H, W) and, if the recipe has them, local views (L, B, C, h, w)."""
-        encoder, generator, renderer = self.recipe.encoder, self.model.generator, self.render
-        views = augment(images, encoder.mean, encoder.std, generator, renderer=renderer, dtype=self.view_dtype)
-        local_views = augment.local_views(
-            images, encoder.mean, encoder.std, generator, renderer=renderer, dtype=self.view_dtype
-        )
-        return views, local_views
+        views, spec, generator = self.recipe.views, self.recipe.encoder, self.model.generator
+        options: dict[str, Any] = {"renderer": self.render, "dtype": self.view_dtype, "row_range": row_range}
+        pair = views(images, spec.mean, spec.std, generator, **options)
+        return pair, views.local_views(images, spec.mean, spec.std, generator, **options)
 
     def forward_and_loss(
         self, views: Tensor, local_views: Tensor | None, labels: Tensor, row_range: RowRange
@@ -94,9 +92,9 @@ class Step:
         if released_code:
             model.branches.update_target(momentum)  # the released code updates it before the forward pass
         losses, all_targets = [], []
-        for number, (rows, row_range, local_rows, augment) in enumerate(inputs.micro_batches, start=1):
+        for number, (rows, row_range, local_rows) in enumerate(inputs.micro_batches, start=1):
             images = inputs.images.batch(positions[row_range.select(rows)]) if batch is None else batch.take(local_rows)
-            views, local_views = self.render_views(images, augment)  # (2, B, C, H, W)
+            views, local_views = self.render_views(images, row_range)  # (2, B, C, H, W)
             with self.ranks.no_sync(model.ddp_branches, enabled=number < len(inputs.micro_batches)):
                 terms, targets = self.forward_and_loss(views, local_views, labels[rows], row_range)
                 weighted = torch.stack(terms) * recipe.loss.batch_weight(row_range.select(labels[rows]), labels)

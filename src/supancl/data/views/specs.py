@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from supancl.config import Count, Fraction, Positive, Within
@@ -89,10 +89,13 @@ class Crops:
         views: int = 2,
         renderer: Renderer | None = None,
         dtype: torch.dtype | None = None,
+        row_range: RowRange | None = None,
     ) -> Tensor:
         """(views, B, C, size, size): normalised views of a batch of uint8 images, such as a tensor (B, C, H, W).
 
-        On a GPU, `renderer` replaces `draw_and_render` by a compiled version, and `dtype` may be bfloat16.
+        On a GPU, `renderer` replaces `draw_and_render` by a compiled version, and `dtype` may be bfloat16. The images
+        may be a range of the rows of a batch: numbers are drawn for all of its rows, so that an image gets the same
+        views with any number of processes.
 
         >>> Crops(size=8)(torch.zeros(5, 3, 20, 30, dtype=torch.uint8), mean=(0.5,) * 3, std=(0.25,) * 3).shape
         torch.Size([2, 5, 3, 8, 8])
@@ -102,7 +105,7 @@ class Crops:
             raise BadInput(f"images of {batch.pixels.dtype}; views are made of images of uint8, 0 to 255")
         dtype = dtype or torch.float32
         pixels, sizes = batch.pixels, batch.image_sizes().repeat(views, 1)
-        uniforms = self.draw_uniforms(len(sizes), pixels.device, generator)
+        uniforms = self.draw_uniforms(len(sizes), pixels.device, generator, row_range)
         if pixels.device.type == "cpu":
             rendered = chunks.render_in_chunks(self, pixels, self.draws_from(uniforms, sizes, views), mean, std)
         else:
@@ -120,21 +123,28 @@ class Crops:
         generator: torch.Generator | None = None,
         renderer: Renderer | None = None,
         dtype: torch.dtype | None = None,
+        row_range: RowRange | None = None,
     ) -> Tensor | None:
         """(count, B, C, small, small) by the same operations; None without local crops."""
         if self.local is None:
             return None
         small = replace(self, size=self.local.size, scale=self.local.scale, local=None)
-        return small(batch, mean, std, generator, self.local.count, renderer, dtype)
+        return small(batch, mean, std, generator, self.local.count, renderer, dtype, row_range)
 
     def draw(self, n: int, sizes: Tensor, generator: torch.Generator | None = None, views: int = 1) -> Draws:
         """Draw the parameters of n rows: the first n / views rows are first views, and so on."""
         return self.draws_from(self.draw_uniforms(n, sizes.device, generator), sizes, views)
 
     def draw_uniforms(
-        self, n: int, device: torch.device, generator: torch.Generator | None = None
+        self,
+        n: int,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+        row_range: RowRange | None = None,
     ) -> dict[str, Tensor]:
-        """The random numbers for n rows, all from [0, 1)."""
+        """The random numbers for n rows, all from [0, 1); drawn for every row of a batch that they are a range of."""
+        views = 1 if row_range is None else n // row_range.count
+        n = n if row_range is None else row_range.total * views
 
         def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.rand(*shape, generator=generator, device=device, dtype=dtype)
@@ -146,7 +156,9 @@ class Crops:
         }  # fmt: skip
         if self.solarize not in ZERO_PROBABILITY:  # last and only if used, so that the other draws do not change
             uniforms["solarize"] = draw(n)
-        return uniforms
+        if row_range is None or row_range.is_whole_batch:
+            return uniforms
+        return {name: row_range.select_per_view(u, views, int(name == "box")) for name, u in uniforms.items()}
 
     def draws_from(self, uniforms: dict[str, Tensor], sizes: Tensor, views: int = 1) -> Draws:
         """Turn the numbers of `draw_uniforms` into the parameters of the views."""
@@ -191,10 +203,12 @@ class Masks:
         views: int = 2,
         renderer: Renderer | None = None,
         dtype: torch.dtype | None = None,
+        row_range: RowRange | None = None,
     ) -> Tensor:
-        vectors = batch.pixels
-        n, width = vectors.shape
-        rank = torch.rand(views, n, width, generator=generator, device=vectors.device).argsort(-1)
+        vectors, width = batch.pixels, batch.pixels.shape[1]
+        row_range = row_range or RowRange(0, len(vectors), len(vectors))
+        uniforms = torch.rand(views, row_range.total, width, generator=generator, device=vectors.device)
+        rank = row_range.select(uniforms, 1).argsort(-1)
         return vectors * (rank >= round(self.share * width))  # exactly that fraction, not on average
 
     def local_views(self, *_: Any, **_named: Any) -> None:
@@ -238,51 +252,3 @@ def _check_ascending(name: str, pair: tuple[float, float]) -> None:
     low, high = pair
     if low > high:
         raise BadInput(f"{name} = [{low:g}, {high:g}]: the first must not be above the second; swap them")
-
-
-# --- rows of a batch --------------------------------------------------------------------------------------------------
-
-
-def views_for_rows(views: ViewSpec, row_range: RowRange) -> ViewSpec:
-    """The same views for a range of rows of a batch.
-
-    Random numbers are drawn for every row of the global batch, so that an image gets the same views with any number
-    of processes. Drawing is cheap; only the rows of the range are rendered.
-    """
-    if row_range.is_whole_batch:
-        return views
-    settings = {field.name: getattr(views, field.name) for field in fields(views)}
-    return (
-        CropsOfRows(**settings, row_range=row_range)
-        if isinstance(views, Crops)
-        else MasksOfRows(**settings, row_range=row_range)
-    )
-
-
-@dataclass(frozen=True)
-class CropsOfRows(Crops):
-    """Crops of these rows."""
-
-    row_range: RowRange = RowRange(0, 1, 1)
-
-    def draw_uniforms(
-        self, n: int, device: torch.device, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
-        views = n // self.row_range.count
-        uniforms = super().draw_uniforms(self.row_range.total * views, device, generator)
-        return {
-            name: self.row_range.select_per_view(values, views, dim=1 if name == "box" else 0)
-            for name, values in uniforms.items()
-        }
-
-
-@dataclass(frozen=True)
-class MasksOfRows(Masks):
-    """Masks of these rows."""
-
-    row_range: RowRange = RowRange(0, 1, 1)
-
-    def __call__(self, batch: Batch, *args: Any, **options: Any) -> Tensor:
-        vectors = batch.pixels.new_ones(self.row_range.total, *batch.pixels.shape[1:])
-        self.row_range.select(vectors).copy_(batch.pixels)
-        return self.row_range.select(super().__call__(Batch(vectors), *args, **options), 1)
