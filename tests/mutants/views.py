@@ -11,7 +11,7 @@ SPECS = (
     Mutant("batch.pixels, batch.image_sizes().repeat(views, 1)", "batch.pixels, batch.image_sizes().repeat_interleave(views, 0)"),
     Mutant("return rendered.view(views, len(pixels), *rendered.shape[1:])", "return rendered.view(len(pixels), views, *rendered.shape[1:]).transpose(0, 1)"),
     Mutant("replace(self, size=self.local.size, scale=self.local.scale, local=None)", "replace(self, size=self.local.size, local=None)"),
-    Mutant("return small(batch, mean, std, generator, self.local.count, renderer, dtype)", "return small(batch, mean, std, None, self.local.count, renderer, dtype)"),
+    Mutant("return small(batch, mean, std, generator, self.local.count, renderer, dtype, row_range)", "return small(batch, mean, std, None, self.local.count, renderer, dtype, row_range)"),
     Mutant("if self.solarize not in ZERO_PROBABILITY:", "if True:"),
     Mutant("row < probability[view % 2]", "row < probability[0]"),
     Mutant("            return uniform < probability\n", "            return uniform <= 1 - probability\n"),
@@ -28,7 +28,7 @@ SPECS = (
     Mutant('happens(self.solarize, uniforms["solarize"])', 'happens(self.blur, uniforms["solarize"])'),
     Mutant("rank >= round(self.share * width)", "rank > round(self.share * width)"),
     Mutant("rank >= round(self.share * width)", "rank < round(self.share * width)"),
-    Mutant("torch.rand(views, n, width, generator=generator", "torch.rand(1, n, width, generator=generator"),
+    Mutant("torch.rand(views, row_range.total, width, generator=generator", "torch.rand(1, row_range.total, width, generator=generator"),
     # --- the box of a crop
     Mutant("(scale[0] + (scale[1] - scale[0]) * draws[0])", "scale[1] * draws[0]"),
     Mutant("low, high = math.log(ratio[0]), math.log(ratio[1])\n    aspect = (low + (high - low) * draws[1]).exp()", "low, high = ratio\n    aspect = low + (high - low) * draws[1]"),
@@ -43,9 +43,9 @@ SPECS = (
     Mutant("torch.where(fits.any(1, keepdim=True), boxes, fallback)", "boxes"),
     Mutant("    if low > high:\n", "    if low >= high:\n"),
     # --- rows of a batch
-    Mutant("super().draw_uniforms(self.row_range.total * views, device, generator)", "super().draw_uniforms(n, device, generator)"),
-    Mutant('dim=1 if name == "box" else 0', "dim=0"),
-    Mutant("padded_batch = Batch(self.row_range.place_among_ones(batch.pixels))\n        return self.row_range.select(super().__call__(padded_batch, *args, **options), 1)", "return super().__call__(batch, *args, **options)"),
+    Mutant("n = n if row_range is None else row_range.total * views", "n = n"),
+    Mutant("int(name == \"box\")", "0"),
+    Mutant("row_range.select(uniforms, 1).argsort(-1)", "uniforms[:, : len(vectors)].argsort(-1)"),
 )
 
 AUGMENT = (
