@@ -70,7 +70,7 @@ def test_a_cross_validated_accuracy_of_labels_that_mean_nothing_is_near_chance(p
 
 def test_a_folder_without_labels_is_refused(place, capsys) -> None:
     said = supancl(capsys, "predict", START, "--data", "photos/unlabelled")
-    assert_refused(said, "photos/unlabelled", "no image has a label", "references")
+    assert_refused(said, "photos/unlabelled", "labelled images", "references")
 
 
 def test_a_start_is_looked_at_without_a_run(place, capsys) -> None:

@@ -19,7 +19,7 @@ from supancl.reports.tables import LEGEND, plain_table
 from supancl.reports.terminal import terminal_width
 from supancl.runs.folder import next_folder
 from supancl.sweeps.options import SweepRequest, SweepSettings
-from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
+from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders
 from supancl.use.look import listed_classes, split_title
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from supancl.files import (
 )
 from supancl.reporter import say, show
 from supancl.reports.tables import Table
-from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
+from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
 
 if TYPE_CHECKING:
     from supancl.evaluation.audit import Audit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard, ModelCardData
@@ -73,7 +73,7 @@ An image encoder: {{ images }} -> {{ width }} features. Architecture `{{ archite
 
 **Licence.** The weights belong to whoever trained them. supancl is MIT-licensed and claims nothing of what it trains.
 Choose a licence before you publish the folder, and name it in the first lines of this file. The training images have
-their own terms.{% if started_from %} The run started from other weights, whose terms apply too.{% endif %}
+their own terms.
 
 ## Load it
 
@@ -142,78 +142,68 @@ as a fraction of the largest feature.
 
 def write_card(title: str, evaluated: EvaluatedEncoder, exported: Exported, written: dict[str, Any]) -> ModelCard:
     """The card, with Hugging Face's header."""
-    spec, run, has_hf = exported.encoder.spec, evaluated.run, "hf" in written
+    spec, run, name = exported.encoder.spec, evaluated.run, exported.timm_name
     is_vector, mode = spec.name == "linear", "grey" if spec.channels == 1 else "RGB"
-    library = ["timm", "transformers"] * has_hf
+
+    def keywords(arguments: dict[str, Any]) -> str:
+        return "".join(f", {key}={value!r}" for key, value in arguments.items())
+
+    values = {"ours": OURS * name.is_ours, "timm": name.architecture}
+    if "hf" in written:
+        values["timm_arguments"] = keywords(exported.timm_body[1])
+    if "torchvision" in written:
+        values["torchvision"], arguments, values["classifier"] = exported.torchvision_model
+        values["torchvision_arguments"] = keywords(arguments)
+    has_hf = "hf" in written
+    data = ModelCardData(
+        library_name="timm" if has_hf else None,
+        license="other",
+        pipeline_tag="image-feature-extraction",
+        tags=["supancl", *["timm", "transformers"] * has_hf],
+    )
     card: ModelCard = ModelCard.from_template(
-        ModelCardData(
-            library_name="timm" if has_hf else None,
-            license="other",
-            pipeline_tag="image-feature-extraction",
-            tags=["supancl", *library],
-        ),
+        data,
         template_str=TEMPLATE,
         title=make_visible(title),
         images=f"vectors of {spec.size} numbers" if is_vector else f"{mode} images of {spec.size} px",
         width=exported.encoder.width,
         architecture=make_visible(spec.name),
         version=__version__,
-        started_from=run is not None and run.read_init() is not None,
-        loading=loading_code(exported, written),
-        is_ours=has_hf and exported.timm_name.is_ours,
-        heads=exported.timm_name.arguments.get("num_heads") if has_hf else None,
+        loading={way: code.format(**values) for kind in written for way, code in LOADING[kind].items()},
+        is_ours=has_hf and name.is_ours,
+        heads=name.arguments.get("num_heads") if has_hf else None,
         size=None if is_vector else spec.size,
         short_side=spec.size if exported.is_whole else round(spec.size * 8 / 7),
         mode=mode,
         pillow="L" if spec.channels == 1 else "RGB",
         mean=exported.preprocessing["mean"],
         std=exported.preprocessing["std"],
-        training=[(name, make_visible(text)) for name, text in _training(evaluated).items()],
+        training=[] if run is None else [(name, make_visible(text)) for name, text in _training(evaluated) if text],
         results=[[make_visible(text) for text in row] for row in _results(evaluated)],
         origin=make_visible(exported.origin),
-        files={name: (list(row["files"]), row["difference"]) for name, row in written.items()},
+        files={kind: (list(row["files"]), row["difference"]) for kind, row in written.items()},
     )
     return card
 
 
-def loading_code(exported: Exported, written: Iterable[str]) -> dict[str, str]:
-    """Per way of loading its lines."""
-
-    def keywords(arguments: dict[str, Any]) -> str:
-        return "".join(f", {key}={value!r}" for key, value in arguments.items())
-
-    values = {"ours": OURS * exported.timm_name.is_ours, "timm": exported.timm_name.architecture}
-    if "hf" in written:
-        values["timm_arguments"] = keywords(exported.timm_body[1])
-    if "torchvision" in written:
-        values["torchvision"], arguments, values["classifier"] = exported.torchvision_model
-        values["torchvision_arguments"] = keywords(arguments)
-    return {way: code.format(**values) for name in written for way, code in LOADING[name].items()}
-
-
-def _training(evaluated: EvaluatedEncoder) -> dict[str, str]:
-    """Data, recipe and versions of a run; empty without one."""
+def _training(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, str]]:
+    """Data, recipe and versions of a run."""
     recipe, run = evaluated.recipe, evaluated.run
-    if recipe is None or run is None:
-        return {}
-    data, versions, start = run.read_data()[0], run.read_versions(), run.read_init()
-    counts = {key: data[key] for key in ("train", "labelled", "held_out", "classes") if key in data}
-    settings: dict[str, Any] = {
-        "epochs": recipe.train.epochs,
-        "batch size": recipe.train.batch_size,
-        "seed": recipe.train.seed,
-    }
-    settings |= {"alpha": recipe.loss.alpha} if hasattr(recipe.loss, "alpha") else {}
-    about = {
-        "Data": " + ".join(data_name(source) for source in recipe.data.all_sources),
-        "Images": ", ".join(f"{key}: {count}" for key, count in counts.items()),
-        "Recipe": f"`{recipe.name}` (method {recipe.method})",
-        "Settings": ", ".join(f"{key} {value}" for key, value in settings.items()),
-        "Started from": "" if start is None else f"other weights (digest {start['digest'][:12]})",
-        "Not finished": run.describe_early_end(recipe),
-        "Versions": ", ".join(f"{name} {versions[name]}" for name in ("supancl", "torch") if name in versions),
-    }
-    return {name: text for name, text in about.items() if text}
+    assert recipe is not None
+    assert run is not None
+    data, versions, start, train = run.read_data()[0], run.read_versions(), run.read_init(), recipe.train
+    yield "Data", " + ".join(data_name(source) for source in recipe.data.all_sources)
+    counts = (key for key in ("train", "labelled", "held_out", "classes") if key in data)
+    yield "Images", ", ".join(f"{key}: {data[key]}" for key in counts)
+    yield "Recipe", f"`{recipe.name}` (method {recipe.method})"
+    alpha = f", alpha {recipe.loss.alpha}" if hasattr(recipe.loss, "alpha") else ""
+    yield "Settings", f"epochs {train.epochs}, batch size {train.batch_size}, seed {train.seed}{alpha}"
+    yield (
+        "Started from",
+        "" if start is None else f"other weights (digest {start['digest'][:12]}), whose terms apply too",
+    )
+    yield "Not finished", run.describe_early_end(recipe)
+    yield "Versions", ", ".join(f"{name} {versions[name]}" for name in ("supancl", "torch") if name in versions)
 
 
 def _results(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, ...]]:
@@ -223,8 +213,6 @@ def _results(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, ...]]:
         if is_as_written(result) and figure_of(result) is not None and result.get("weights") == evaluated.weights:
             protocol = str(result.get("protocol"))
             details = [f"{key} = {result[key]}" for key in ("k", "ways", "shots") if key in result]
-            if result.get("layer", "pooled") != "pooled":
-                details.append(f"layer {result['layer']}")
             data = data_name(str(result.get("source") or result.get("data") or ""))
             data += " (trained on some of these images)" * bool(result.get("overlaps_training"))
             name = ", ".join([PROTOCOLS.get(protocol, protocol), *details])

@@ -25,7 +25,7 @@ from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput
 from supancl.files import Output, escape_formula, make_writable, path_in_table
 from supancl.reporter import current_reporter, say, track_task
-from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders
+from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders
 
 if TYPE_CHECKING:
     import pyarrow

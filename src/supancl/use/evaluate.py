@@ -6,72 +6,23 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typing_extensions import TypedDict, Unpack
+from typing_extensions import Unpack
 
 from supancl.config import PYTHON, Count, checked, hints
 from supancl.errors import BadInput, CheckFailed, did_you_mean
 from supancl.evaluation.settings import PROTOCOLS as SETTINGS
 from supancl.evaluation.settings import FewShot, FineTune, Settings, Variance
-from supancl.reporter import say
+from supancl.reporter import say, show
+from supancl.reports.tables import Table, plain_table
+from supancl.use import EncoderArgument, EncoderOptions, EncodersArgument, open_encoders
 
 if TYPE_CHECKING:
-    from supancl.core.encoders import Encoder
-    from supancl.evaluation.encoder import EvaluatedEncoder
-    from supancl.training.run import Run
+    pass
 
-EncoderArgument = Union["Run", "Encoder", str, Path]
-EncodersArgument = EncoderArgument | list[str] | Sequence[EncoderArgument]
 Format = Literal["text", "markdown", "latex", "csv", "json"]
-
-
-class EncoderOptions(TypedDict, total=False):
-    """How encoders are opened and features computed.
-
-    Parameters
-    ----------
-    layer
-        layer whose features are used (default: the encoder's output), or the run's projector
-    normalize
-        scale features to unit length
-    device
-        auto, cpu, cuda or cuda:N
-    batch_size
-        images per forward pass (default 256)
-    no_cache
-        compute features without the cache
-    partial
-        accept incomplete benchmark data sets, with a remark
-    columns
-        columns of a .csv, if they have other names: image=file,label=species[,split=part]
-    skip_bad_images
-        list unreadable images and leave them out
-    size
-        side of the encoder's input, if its file does not say
-    mean
-        mean of the encoder's input per channel, if its file does not say
-    std
-        standard deviation of the encoder's input per channel, if its file does not say
-    branch
-        which branch, if a file has both (default online)
-    prefix
-        prefix of the encoder's tensors, if the format is unknown
-    """
-
-    layer: str
-    normalize: bool
-    device: str
-    batch_size: int
-    no_cache: bool
-    partial: bool
-    columns: str
-    skip_bad_images: bool
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    branch: Literal["online", "target"]
-    prefix: str
+WIDE_INTERVAL = 10.0  # points
 
 
 class Incomplete(CheckFailed):
@@ -176,12 +127,13 @@ def run_protocol(
     opened = open_encoders(encoders, options, baselines=not no_baselines and not isinstance(settings, FewShot))
     from supancl.evaluation.naming import data_names
     from supancl.evaluation.protocols import evaluate
-    from supancl.use.describe import describe_figure, print_certainty, print_headline, task_of
 
     if len(opened) == 1 and not settings.needs_data:
         result = evaluate(opened[0], settings, *sources)
-        print_headline(result)
-        print_certainty(result)
+        if settings.name == "variance":
+            show(variance_table(result))
+        for line in describe(result):
+            say(line)
         return result
     from supancl.evaluation.comparison import check_seeds
     from supancl.reports.score_table import print_score_tables
@@ -203,14 +155,102 @@ def run_protocol(
         found = list(dict.fromkeys(result["source"] for result in results))
         short = dict(zip(found, data_names(found), strict=True))
         results = [result | {"data": short[result["source"]]} for result in results]
-    results = [result | {"task": task_of(result)} for result in results]
+    tasks = {"knn": "k-NN (k = {k})", "fewshot": "fewshot {ways}w{shots}s"}  # the title of a table
+    results = [result | {"task": tasks.get(settings.name, settings.name).format_map(result)} for result in results]
     summary = print_score_tables(results, format)
-    only_one = len(opened) == 1
     for result in results if format == "text" and not isinstance(settings, FewShot) else ():
-        name = f"{result['label'] if only_one else result['encoder']} on {result['data']}"
-        say(f"{name}: {describe_figure(result)}")
-        print_certainty(result, name)
+        name = f"{result['label'] if len(opened) == 1 else result['encoder']} on {result['data']}"
+        for line in [of_images(result), *describe_certainty(result)]:
+            say(f"{name}: {line}")
     return summary
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def of_images(result: Mapping[str, Any], images: str = "tested_images") -> str:
+    """`66.67% [39.1, 86.2] of 12 images`, or `mAP 61.50% [58.0, 64.5] of 40 images`: figure and 95% interval."""
+    return f"{figure_text(result)} of {result[images]} images"
+
+
+def figure_text(result: Mapping[str, Any]) -> str:
+    from supancl.evaluation.naming import figure_of
+
+    figure = figure_of(result)
+    assert figure is not None
+    name = "" if figure.name == "accuracy" else f"{figure.name} "
+    ends = "" if figure.interval is None else " [{:.1f}, {:.1f}]".format(*figure.interval)
+    return f"{name}{figure.value:.2f}%{ends}"
+
+
+def describe(result: Mapping[str, Any]) -> list[str]:
+    """One encoder's result in lines: the figure, how it was measured, and what it is compared with."""
+    protocol, classes, lines = result["protocol"], result.get("classes"), []
+    if protocol == "variance":
+        measured = {name: value for name, value in result["spread"].items() if value is not None}
+        widest = sorted(measured.items(), key=lambda item: -item[1])[:5]
+        return [f"widest classes: {', '.join(f'{name} {value:.3f}' for name, value in widest)}"]
+    if protocol == "knn":
+        about = f"references: {result['references']}, classes: {classes}"
+        lines = [f"k-NN (k = {result['k']}): {of_images(result)}, {about}"]
+        others = [f"k = {k} {value:.2f}%" for k, value in result["by_k"].items() if k != str(result["k"])]
+        lines += [f"other k: {', '.join(others)}"] * bool(others)
+    elif protocol == "linear":
+        method = describe_ridge(result) if result["probe"] == "lbfgs" else f"epochs of SGD: {result['epochs']}"
+        lines = [f"linear ({method}): {of_images(result)}, classes: {classes}"]
+    else:
+        how, mean = f"lr {result['lr']:g}, epochs: {result['epochs']}", result["mean_per_class"]
+        lines = [f"fine-tuned ({how}): {of_images(result)}, mean per class {mean:.2f}%"]
+    return lines + describe_certainty(result)
+
+
+def describe_certainty(result: Mapping[str, Any]) -> list[str]:
+    """Levels, groups of classes, what the figure is tested with, and the verdict."""
+    tested, lines = result.get("cross_validated") or result, []
+    for level in result.get("levels", ()):
+        k = "" if level.get("k") == result.get("k") else f", k = {level['k']}"
+        lines.append(f"level {level['level']}, classes: {level['classes']}{k}: {of_images(level, 'images')}")
+    if "map_11_point" in result:
+        untested = f"; classes without a test image, left out: {result['untested_classes']}"
+        lines.append(f"11-point mAP {result['map_11_point']:.2f}%{untested * bool(result['untested_classes'])}")
+    if tested is not result:
+        lines.append(f"cross-validated, labels unused in pretraining: {of_images(tested)}")
+    if "by_class_size" in result:
+        groups = [
+            f"{name} {g['accuracy']:.2f}% (classes: {g['classes']})" for name, g in result["by_class_size"].items()
+        ]
+        lines.append(f"balanced accuracy {result['balanced_accuracy']:.2f}%: {', '.join(groups)}")
+    if "baselines" in result:
+        low, high = tested.get("accuracy_interval") or tested.get("map_interval") or (0.0, 0.0)
+        if high - low > WIDE_INTERVAL:
+            lines.append(f"an interval of {high - low:.0f} points: it cannot rank encoders that differ by less")
+        beside = [f"chance {tested['chance']:.1f}%"]
+        beside += [f"{row['name']} {figure_text(row)}" for row in result["baselines"]]
+        lines += [", ".join(beside), str(result["verdict"])]
+    return lines
+
+
+def variance_table(result: Mapping[str, Any]) -> Table:
+    rows = {
+        "S_W": "within", "S_T": "total", "S_W/S_T": "ratio", "effective rank": "effective_rank",
+        "NC1 tr(S_W S_B^+)/C": "nc1", "NC2 norms": "nc2_norms", "NC2 angles": "nc2_angles",
+        "NC2 distance from simplex": "nc2_simplex", "NC4 % not nearest to own mean": "nc4",
+    }  # fmt: skip
+    values = [[name, "not measurable" if result[key] is None else f"{result[key]:.4g}"] for name, key in rows.items()]
+    return plain_table(f"{result['images']} {result['split']} images", ["measure", "value"], values)
+
+
+def describe_ridge(result: Mapping[str, Any]) -> str:
+    """The weight of the ridge, and the images it was chosen on."""
+    weights = " and ".join(f"{weight:g}" for weight in dict.fromkeys(result.get("weight_by_half", [result["weight"]])))
+    if "weight_by_half" in result:
+        return f"ridge weight {weights}, for each half of the images chosen on the other half"
+    if result["chosen_on"] == "none":
+        return f"ridge weight {weights}, the usual one for few images"
+    return f"ridge weight {weights}, chosen on images: {result['chosen_on_images']}, {result['chosen_on']}"
+
+
+# --- suite ------------------------------------------------------------------------------------------------------------
 
 
 def suite(
@@ -292,34 +332,6 @@ PROTOCOLS: dict[str, Callable[..., dict[str, Any]]] = {
 # --- encoders and sources ---------------------------------------------------------------------------------------------
 
 
-def open_encoders(
-    encoders: Any, options: Mapping[str, Any], *, baselines: bool = False, saves_results: bool = True
-) -> list[EvaluatedEncoder]:
-    """The encoders; if results are saved in their runs, runs that cannot be written to are refused."""
-    from supancl.runs.hub import split_encoder_name
-
-    given = list(encoders) if isinstance(encoders, (list, tuple)) else [encoders]
-    for encoder in given:
-        if isinstance(encoder, (str, Path)):
-            split_encoder_name(str(encoder))  # a file that is missing is refused before torch is imported
-    checked(options.get("batch_size", 256), Count, "batch_size")
-    from supancl.evaluation.encoder import open_evaluated_encoders
-
-    return open_evaluated_encoders(given, options, baselines, saves_results)
-
-
-def run_source(encoder: Any, data: str | Path | None, out: str | Path | None, name: str) -> tuple[str, Path]:
-    """The data to use and the place to write to: by default the run's data and folder; without a run, this folder."""
-    from supancl.runs.folder import RunFolder
-
-    run = RunFolder(Path(str(getattr(encoder, "folder", encoder))))
-    if data is None:
-        if not run.has_run:
-            raise BadInput(f"{encoder} is no run, so it has no images; name data")
-        data = run.read_recipe()[0].data.source
-    return str(data), Path(out) if out is not None else run.path / name if run.has_run else Path(name)
-
-
 def select_sources(
     data: list[str] | str | None, root: str | None, sets: Sequence[str], use: Literal["transfer", "few-shot"]
 ) -> list[str]:
@@ -327,26 +339,17 @@ def select_sources(
     from supancl.data.opening import check_source
     from supancl.data.sources.benchmarks import find_benchmarks, official_name
 
-    if sets and not root:
-        raise BadInput("sets names data sets in root; give root too")
     selected = [data] if isinstance(data, str) else list(data or ())
-    if not selected and not root:
-        raise BadInput(f"name data to evaluate on: data, or root, a folder with data sets for {use}")
+    if (sets or not selected) and not root:
+        raise BadInput(
+            f"name data to evaluate on: data, or root, a folder with data sets for {use}, of which sets names some"
+        )
     for source in selected:
         check_source(source)
     if root:
         present = find_benchmarks(root, use)
         requested = [official_name(name) for name in sets] or present
-        if not requested:
-            raise BadInput(f"no data set for {use} is in {root}; supancl data check NAME describes the layout")
-        for name in requested:
-            if name not in present:
-                raise BadInput(f"{name} is not in {root}; see: supancl data check {name}")
+        if missing := [name for name in requested or ("NAME",) if name not in present]:
+            raise BadInput(f"not in {root} for {use}: {missing[0]}; see: supancl data check {missing[0]}")
         selected += [f"{name}@{root}" for name in requested]
     return list(dict.fromkeys(selected))
-
-
-def check_above(value: float, limit: float, name: str) -> None:
-    """Refuse a value that is not above the limit, and nan."""
-    if not value > limit:
-        raise BadInput(f"{name} = {value:g}: must be above {limit:g}")

@@ -10,7 +10,7 @@ from supancl.errors import BadInput, did_you_mean
 from supancl.files import Output
 from supancl.reporter import say, track
 from supancl.runs.hub import split_encoder_name
-from supancl.use.evaluate import EncoderArgument, open_encoders
+from supancl.use import EncoderArgument, open_encoders
 
 FORMAT_NAMES = ("hf", "onnx", "pt2", "torchvision")
 

@@ -1,4 +1,4 @@
-"""The formats of an export, each loaded back and compared with the encoder on a few images of the run."""
+"""The formats of an export, each loaded back and compared with the encoder on images of the run; and the model card."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder, find_classifier
@@ -23,8 +22,7 @@ from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.naming import data_name
-from supancl.files import describe_write_failure, reason, write_atomically
-from supancl.files.output import MAKE_ROOM
+from supancl.files import reason
 from supancl.runs.encoder_file import (
     EXPORTED_FILE,
     SHORT_SIDE,
@@ -36,11 +34,8 @@ from supancl.runs.encoder_file import (
 )
 from supancl.runs.hub import TimmModel, to_timm
 
-ROOM = MAKE_ROOM.format("out")
 MOST_IMAGES = 17
 LARGEST_SMALL_INPUT = 64  # px; smaller inputs may be for images that are as small, which have no margin to cut off
-MAX_PROTOBUF_BYTES = 2**31 - 2**20  # an ONNX file without a second one for its weights
-DESCRIPTION = "supancl.json"  # inside model.pt2
 Features = Callable[[Tensor], Tensor]  # normalised images -> features
 
 
@@ -65,14 +60,9 @@ class Exported:
         """How an image becomes the encoder's input."""
         encoder, channels = self.encoder, self.encoder.spec.channels
         mean, std = (list(v) * (channels if len(v) == 1 else 1) for v in (encoder.mean, encoder.std))
-        return {
-            "input_size": [channels, encoder.size, encoder.size],
-            "mean": mean,
-            "std": std,
-            "crop_pct": crop_fraction(encoder.size, self.is_whole),
-            "crop_mode": "center",
-            "interpolation": "bilinear",
-        }
+        crop = {"crop_pct": crop_fraction(encoder.size, self.is_whole), "crop_mode": "center"}
+        size = [channels, encoder.size, encoder.size]
+        return {"input_size": size, "mean": mean, "std": std, **crop, "interpolation": "bilinear"}
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -88,8 +78,7 @@ class Exported:
 
     def describe(self) -> dict[str, str]:
         """What a file without a config.json should say about itself."""
-        encoder = self.encoder
-        about = {"encoder": encoder.spec.name, "width": str(encoder.width), "recipe": self.tag}
+        about = {"encoder": self.encoder.spec.name, "width": str(self.encoder.width), "recipe": self.tag}
         return {**about, "preprocessing": json.dumps(self.preprocessing)}
 
     @property
@@ -134,10 +123,9 @@ class Exported:
 
     def check_tensors(self, model: nn.Module, name: str) -> None:
         """Refuse a library's model whose tensors have other names or shapes than the encoder's."""
-        theirs = {key: value.shape for key, value in model.state_dict().items()}
-        ours = {key: value.shape for key, value in self.encoder.body.state_dict().items()}
-        for key in sorted(set(theirs) ^ set(ours)) or [key for key in ours if ours[key] != theirs[key]]:
-            raise CannotHold(f"{name} has other tensors than the encoder {self.encoder.spec.name!r}, such as {key}")
+        theirs, ours = ({key: value.shape for key, value in m.state_dict().items()} for m in (model, self.encoder.body))
+        if theirs != ours:
+            raise CannotHold(f"{name} has other tensors than the encoder {self.encoder.spec.name!r}")
 
 
 def crop_fraction(size: int, is_whole: bool) -> float:
@@ -177,10 +165,7 @@ def write_hf(exported: Exported) -> None:
         "classifier": settings.get("classifier"),  # so that num_classes=N adds one
         "license": "other",
     }
-    try:
-        save_for_hf(body, str(exported.folder), model_args=arguments, safe_serialization=True)
-    except (OSError, SafetensorError) as error:
-        raise BadInput(describe_write_failure(exported.folder / EXPORTED_FILE, reason(error), ROOM)) from None
+    save_for_hf(body, str(exported.folder), model_args=arguments, safe_serialization=True)
     metadata = {**exported.metadata, "format": "pt"}  # transformers wants it
     save_safetensors(exported.folder / EXPORTED_FILE, exported.encoder.body.state_dict(), metadata)
 
@@ -194,26 +179,16 @@ def load_hf(exported: Exported) -> Features:
 
 def write_onnx(exported: Exported) -> None:
     """One file with a batch axis of any size, and the preprocessing as metadata."""
-    nbytes = sum(value.numel() * value.element_size() for value in exported.encoder.state_dict().values())
-    if nbytes > MAX_PROTOBUF_BYTES:
-        raise CannotHold(f"an ONNX file holds up to 2 GB, and the weights have {nbytes / 1e9:.1f} GB")
     program = exported.program
+    names = {"input_names": ["images"], "output_names": ["features"], "dynamic_shapes": ({0: "batch"},)}
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            converted: Any = torch.onnx.export(
-                program,
-                dynamo=True,
-                input_names=["images"],
-                output_names=["features"],
-                dynamic_shapes=({0: "batch"},),
-                verbose=False,
-            )
+            converted: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
+        converted.model.metadata_props.update(exported.describe())
+        converted.save(str(exported.folder / "model.onnx"), external_data=False)  # a file of protobuf holds 2 GB
     except Exception as error:  # the exporter has many kinds of errors
         raise CannotHold(f"torch.onnx cannot convert {exported.encoder.spec.name} ({reason(error)})") from None
-    converted.model.metadata_props.update(exported.describe())
-    path = exported.folder / "model.onnx"
-    write_atomically(path, lambda temporary: converted.save(str(temporary), external_data=False), ROOM)
 
 
 def load_onnx(exported: Exported) -> Features:
@@ -225,13 +200,8 @@ def load_onnx(exported: Exported) -> Features:
 
 
 def write_pt2(exported: Exported) -> None:
-    program, extra = exported.program, {DESCRIPTION: json.dumps(exported.describe())}
-
-    def write(path: Path) -> None:
-        with open(path, "wb") as file:  # given a path, torch asks for the suffix .pt2
-            torch.export.save(program, file, extra_files=extra)
-
-    write_atomically(exported.folder / "model.pt2", write, ROOM)
+    extra = {"supancl.json": json.dumps(exported.describe())}
+    torch.export.save(exported.program, exported.folder / "model.pt2", extra_files=extra)
 
 
 def load_pt2(exported: Exported) -> Features:
@@ -242,12 +212,7 @@ def load_pt2(exported: Exported) -> Features:
 def write_torchvision(exported: Exported) -> None:
     _ = exported.torchvision_model  # refused here if there is none
     weights = {name: value.contiguous().clone() for name, value in exported.encoder.body.state_dict().items()}
-
-    def write(path: Path) -> None:
-        with open(path, "wb") as file:  # given a path, torch hides why it could not write
-            torch.save(weights, file)
-
-    write_atomically(exported.folder / "torchvision.pth", write, ROOM)
+    torch.save(weights, exported.folder / "torchvision.pth")
 
 
 def load_torchvision(exported: Exported) -> Features:
@@ -279,24 +244,18 @@ FORMATS = {
 }
 
 
-def check_packages(name: str) -> None:
-    """Refuse a format whose packages are not installed."""
-    if missing := [package for package in FORMATS[name].packages if find_spec(package) is None]:
-        raise CannotHold(f"needs {', '.join(missing)}; pip install 'supancl[{name}]'")
-
-
 def write_and_check(exported: Exported, name: str) -> dict[str, Any]:
     """Write a format, load it and compare its features with ours; returns the sizes of its files and the difference.
 
     Raises CannotHold if the format cannot hold the encoder or gives other features; its files are then removed.
     """
     row = FORMATS[name]
-    check_packages(name)
+    if missing := [package for package in row.packages if find_spec(package) is None]:
+        raise CannotHold(f"needs {', '.join(missing)}; pip install 'supancl[{name}]'")
     try:
         row.write(exported)
-        features = row.load(exported)
         with torch.inference_mode():
-            ours, theirs = exported.encoder(exported.views), features(exported.views)
+            ours, theirs = exported.encoder(exported.views), row.load(exported)(exported.views)
         difference = float("nan")
         if theirs.shape == ours.shape:
             difference = (theirs - ours).abs().max().item() / (ours.abs().max().item() or 1.0)
@@ -313,39 +272,33 @@ def write_and_check(exported: Exported, name: str) -> dict[str, Any]:
 
 
 def prepare(evaluated: EvaluatedEncoder, folder: Path) -> Exported:
-    """The encoder with the metadata of its file, and images of its run; without a run noise."""
-    location, encoder = Path(evaluated.location), evaluated.encoder
+    """The encoder with the metadata of its file, and held-out images of its run; noise if there are none."""
+    location, encoder, spec = Path(evaluated.location), evaluated.encoder, evaluated.encoder.spec
     if (location / "encoder.safetensors").exists() or is_exported(location):
         location = find_encoder_file(location)
     metadata = read_header(location)[0] if location.is_file() and location.suffix == ".safetensors" else {}
     if "encoder" not in metadata:  # another library's file
         metadata = encoder_metadata(folder / EXPORTED_FILE, encoder, (), f"export:{evaluated.label}")
-    side = metadata.get(SHORT_SIDE, "")
-    is_small = encoder.spec.name != "linear" and encoder.size <= LARGEST_SMALL_INPUT
-    if not side and is_small:
+    side, is_vector = metadata.get(SHORT_SIDE, ""), spec.name == "linear"
+    if not side and not is_vector and encoder.size <= LARGEST_SMALL_INPUT:
         evaluated.reporter.warn(
-            f"{evaluated.location} does not say how large its training images were; the export assumes larger than "
-            f"{encoder.size} px. If they were not, set crop_pct to 1 in its config.json"
+            f"{location}: size of its training images unknown; if it was at most {encoder.size} px, set crop_pct to 1 "
+            "in config.json"
         )
-    views, origin = _views(evaluated)
-    is_whole = side.isdecimal() and int(side) <= encoder.size
+    is_whole, why = side.isdecimal() and int(side) <= encoder.size, "the encoder has no run"
+    shape = (spec.channels * spec.size,) if is_vector else (spec.channels, spec.size, spec.size)
+    views = torch.randn(MOST_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
+    if evaluated.recipe is not None:
+        try:
+            data = peek_data(evaluated.recipe.data, spec.channels)
+            split = data.held_out if len(data.held_out) else data.train
+            batch = split.batch(torch.linspace(0, len(split) - 1, min(MOST_IMAGES, len(split))).long())
+            views, why = evaluation_view(batch, encoder.size, encoder.mean, encoder.std), ""
+        except (BadInput, OSError, ValueError) as error:
+            why = f"the run's data cannot be read: {error}"
+    origin = f"noise images ({why})" if why else f"{len(views)} images of {_data(evaluated)}"
     return Exported(encoder, metadata, views, origin, is_whole, folder, evaluated.label)
 
 
-def _views(evaluated: EvaluatedEncoder) -> tuple[Tensor, str]:
-    """A few held-out images of the run as inputs, and where they come from; noise if they cannot be read."""
-    encoder, recipe, spec = evaluated.encoder, evaluated.recipe, evaluated.encoder.spec
-    why = "the encoder has no run"
-    if recipe is not None:
-        try:
-            data = peek_data(recipe.data, spec.channels)
-            split = data.held_out if len(data.held_out) else data.train
-            batch = split.batch(torch.linspace(0, len(split) - 1, min(MOST_IMAGES, len(split))).long())
-            views = evaluation_view(batch, encoder.size, encoder.mean, encoder.std)
-            names = " + ".join(map(data_name, recipe.data.all_sources))
-            return views, f"{len(views)} images of {names}"
-        except (BadInput, OSError, ValueError) as error:
-            why = f"the run's data cannot be read: {error}"
-    shape = (spec.channels * spec.size,) if spec.name == "linear" else (spec.channels, spec.size, spec.size)
-    views = torch.randn(MOST_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
-    return views, f"noise images ({why})"
+def _data(evaluated: EvaluatedEncoder) -> str:
+    return "" if evaluated.recipe is None else " + ".join(map(data_name, evaluated.recipe.data.all_sources))

@@ -17,7 +17,7 @@ from supancl.files import did_you_mean_path, make_folder
 from supancl.reporter import say, track
 from supancl.reports.page import page_output, picture_output
 from supancl.runs.listing import find_runs
-from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
+from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
 
 if TYPE_CHECKING:
     from supancl.reports.run_record import RunRecord

@@ -14,7 +14,7 @@ from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
 from supancl.files import Output, escape_formula, make_writable, path_in_table
 from supancl.reporter import say, warn
-from supancl.use.evaluate import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
+from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
 
 if TYPE_CHECKING:
     from supancl.use.predicting import Predictions
