@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -10,6 +11,7 @@ from typing_extensions import TypedDict
 
 from supancl.config import Count, checked
 from supancl.errors import BadInput
+from supancl.files import make_writable
 
 if TYPE_CHECKING:
     from supancl.core.encoders import Encoder
@@ -89,11 +91,28 @@ def run_source(encoder: Any, data: str | Path | None, out: str | Path | None, na
     from supancl.runs.folder import RunFolder
 
     run = RunFolder(Path(str(getattr(encoder, "folder", encoder))))
-    if data is None:
-        if not run.has_run:
-            raise BadInput(f"{encoder} is no run, so it has no images; name data")
-        data = run.read_recipe()[0].data.source
-    return str(data), Path(out) if out is not None else run.path / name if run.has_run else Path(name)
+    if data is None and not run.has_run:
+        raise BadInput(f"{encoder} is no run, so it has no images; name data")
+    source = run.read_recipe()[0].data.source if data is None else str(data)
+    check_named_source(source)
+    return source, Path(out) if out is not None else run.path / name if run.has_run else Path(name)
+
+
+def check_named_source(source: str) -> None:
+    """Refuse a source that is not there; benchmarks are looked for when they are opened."""
+    from supancl.data.opening import check_source
+
+    if "@" not in source:
+        check_source(source)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write rows of texts, with what a file of text cannot hold as escapes."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow([make_writable(text) for text in row])
 
 
 def check_above(value: float, limit: float, name: str) -> None:

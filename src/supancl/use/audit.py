@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from supancl.data.opening import check_source
 from supancl.data.sources.table import Correction, write_corrected
 from supancl.data.views.evaluation import View
 from supancl.distributed import require_single_process
@@ -20,7 +19,6 @@ from supancl.files import (
     Output,
     escape_formula,
     make_folder,
-    make_writable,
     path_in_table,
     read_json,
     write_atomically,
@@ -28,24 +26,15 @@ from supancl.files import (
 )
 from supancl.reporter import say, show
 from supancl.reports.tables import Table
-from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
+from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source, write_csv
 
 if TYPE_CHECKING:
     from supancl.evaluation.audit import Audit
 
 PAGE, SUMMARY, MADE_BY = "audit.html", "audit.json", "supancl audit"
 SUSPECTS = ("path", "label", "split", "suggested", "score", "suggested_score", "vote", "margin", "linear")
-DUPLICATES = (
-    "path",
-    "label",
-    "split",
-    "other_path",
-    "other_label",
-    "other_split",
-    "kind",
-    "difference",
-    "labels_differ",
-)
+OTHER = ("other_path", "other_label", "other_split")
+DUPLICATES = ("path", "label", "split", *OTHER, "kind", "difference", "labels_differ")
 OUTLIERS = ("path", "label", "split", "factor")
 SHOWN = 5  # suspects in the terminal
 
@@ -101,8 +90,6 @@ def audit(
     check_above(seed, -1, "seed")
     if k is not None:
         check_above(k, 0, "k")
-    if "@" not in source:
-        check_source(source)
     given, copy = None if data is None else source, None
     if corrected is not None:
         copy = Output(Path(corrected), (".csv",), "corrected").check()
@@ -145,11 +132,11 @@ def is_audit(folder: Path) -> bool:
 
 def suspect_table(found: Audit) -> Table:
     """The most suspicious labels."""
-    images, rows = found.images, []
-    for suspect in found.suspects[:SHOWN]:
-        name = images.names[suspect.row]
-        name = name if len(name) <= 40 else f"...{name[-37:]}"
-        rows.append((name, images.class_name(suspect.row), images.classes[suspect.suggested], f"{suspect.score:.3f}"))
+    images = found.images
+    rows = [
+        (images.names[s.row][-40:], images.class_name(s.row), images.classes[s.suggested], f"{s.score:.3f}")
+        for s in found.suspects[:SHOWN]
+    ]
     return Table(("suspect", "label", "suggested", "score"), rows, align="lllr")
 
 
@@ -160,55 +147,34 @@ def write_tables(found: Audit, out: Path) -> None:
     def cells(row: int) -> tuple[str, str, str]:
         """Path, label and split of an image."""
         name = images.names[row]
-        path = make_writable(path_in_table(name, folder)) if images.has_files else _cell(name)
-        return path, _cell(images.class_name(row)), images.split_names[row]
+        path = path_in_table(name, folder) if images.has_files else escape_formula(name)
+        return path, escape_formula(images.class_name(row)), images.split_names[row]
 
-    suspects = (
-        (*cells(suspect.row), _cell(images.classes[suspect.suggested]), *(f"{value:.4f}" for value in suspect[2:]))
-        for suspect in found.suspects
-    )
     differ = {None: "", True: "yes", False: "no"}
-    duplicates = (
-        (*cells(p.first), *cells(p.second), p.kind, f"{p.difference:.2f}", differ[images.has_other_label(p)])
-        for p in found.duplicates
-    )
-    outliers = ((*cells(outlier.row), f"{outlier.factor:.2f}") for outlier in found.outliers)
-    for name, columns, rows in (
-        ("suspects", SUSPECTS, suspects),
-        ("duplicates", DUPLICATES, duplicates),
-        ("outliers", OUTLIERS, outliers),
-    ):
-        _write_csv(out / f"{name}.csv", columns, rows)
-
-
-def _cell(text: str) -> str:
-    return escape_formula(make_writable(text))
-
-
-def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    def write(temporary: Path) -> None:
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(rows)
-
-    write_atomically(path, write)
+    suggested = ((s, escape_formula(images.classes[s.suggested])) for s in found.suspects)
+    tables: dict[str, tuple[Sequence[str], Iterable[Sequence[str]]]] = {
+        "suspects": (SUSPECTS, ((*cells(s.row), name, *(f"{value:.4f}" for value in s[2:])) for s, name in suggested)),
+        "duplicates": (
+            DUPLICATES,
+            (
+                (*cells(p.first), *cells(p.second), p.kind, f"{p.difference:.2f}", differ[images.has_other_label(p)])
+                for p in found.duplicates
+            ),
+        ),
+        "outliers": (OUTLIERS, ((*cells(o.row), f"{o.factor:.2f}") for o in found.outliers)),
+    }
+    for name, (columns, rows) in tables.items():
+        write_atomically(out / f"{name}.csv", partial(write_csv, columns=columns, rows=list(rows)))
 
 
 def write_corrected_copy(found: Audit, out: Output, lead: float, columns: str = "") -> int:
     """Copy the .csv source without the labels of suspects whose suggestion leads by this; returns how many."""
-    images, table, changed = found.images, Path(found.images.source), 0
+    images, table, folder = found.images, Path(found.images.source).resolve(), out.path.parent.resolve()
     wrong = {suspect.row for suspect in found.suspects if suspect.leads_by(lead)}
-    splits = [name for name, split in images.splits.items() for _ in range(len(split))]
+    splits = (name for name, split in images.splits.items() for _ in range(len(split)))
     rows = enumerate(zip(images.names, splits, strict=True))
     corrections = [Correction(name, split, "" if row in wrong else None) for row, (name, split) in rows]
-    folder = out.path.parent.resolve()
-
-    def write(temporary: Path) -> None:
-        nonlocal changed
-        is_elsewhere = folder != table.parent.resolve()
-        new_path = (lambda path: path_in_table(path, os.path.join(folder, ""))) if is_elsewhere else None
-        changed = write_corrected(table, temporary, corrections, columns, new_path)
-
-    out.write(write)
-    return changed
+    new_path = None if folder == table.parent else partial(path_in_table, folder=os.path.join(folder, ""))
+    changed: list[int] = []
+    out.write(lambda temporary: changed.append(write_corrected(table, temporary, corrections, columns, new_path)))
+    return changed[0]

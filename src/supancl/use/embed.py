@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +27,6 @@ from supancl.reporter import current_reporter, say, track_task
 from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders
 
 if TYPE_CHECKING:
-    import pyarrow
     import torch
 
     from supancl.core.encoders import Encoder
@@ -129,43 +127,6 @@ def find_splits(encoder: Encoder, images: Any, view: View) -> Iterator[Split]:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Embedding:
-    """The features of every split of a source; `held_out` is the mask of train images that pretraining held out.
-
-    `folder` is that of the file, with its slash.
-    """
-
-    data: Source
-    features: dict[str, Features]
-    held_out: np.ndarray | None
-    folder: str
-
-    def tables(self, is_text: bool) -> Iterator[pyarrow.Table]:
-        """Columns path, label, split, held_out if known, f0, f1, ..., of a part of a split at a time.
-
-        In a file of text a spreadsheet must not take a cell for a formula.
-        """
-        import pyarrow
-
-        for name, features in self.features.items():
-            split = self.data.splits[name]
-            paths = names_of(split)
-            if self.data.has_files:
-                paths = [path_in_table(path, self.folder) for path in paths]
-            for start in range(0, len(paths), ROWS_AT_A_TIME):
-                rows = slice(start, start + ROWS_AT_A_TIME)
-                labels = label_cells(split.all_labels, torch.arange(len(paths))[rows], self.data.classes)
-                columns: dict[str, Any] = {"path": paths[rows], "label": labels, "split": [name] * len(labels)}
-                for key in ("path", "label"):
-                    cells = map(make_writable, columns[key])
-                    columns[key] = [escape_formula(cell) if is_text else cell for cell in cells]
-                if self.held_out is not None:
-                    columns["held_out"] = self.held_out[rows] if name == "train" else np.ones(len(labels), bool)
-                values = features.values[rows].numpy()
-                yield pyarrow.table({**columns, **{f"f{i}": column for i, column in enumerate(values.T)}})
-
-
 def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Output, view: View) -> Features:
     """Write the features of every image of a source, in the format that the suffix says; returns them too.
 
@@ -176,73 +137,73 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Output, view: V
 
     data = read_source(evaluated, spec_for(evaluated, source), view, several_labels=True)
     mask = held_out_mask(evaluated, source, data)
-    features = {name: evaluated.features(split, view) for name, split in data.splits.items()}
-    folder = os.path.join(out.path.parent.resolve(), "")
-    embedding = Embedding(with_given_labels(data), features, None if mask is None else mask.numpy(), folder)
+    features = {name: evaluated.features(split, view).values for name, split in data.splits.items()}
+    images, folder = with_given_labels(data), os.path.join(out.path.parent.resolve(), "")
+    held_out = None if mask is None else mask.numpy()
     with track_task(f"writing {out.path.name}"):
-        out.write(lambda path: WRITERS[out.path.suffix.lower()](embedding, path))
-    values, labels = (torch.cat(parts) for parts in zip(*features.values(), strict=True))
-    written = Features(
-        values, labels, paths=[name for split in embedding.data.splits.values() for name in names_of(split)]
-    )
-    held_out = None if mask is None else int(mask.sum())
+        out.write(lambda path: WRITERS[out.path.suffix.lower()](path, images, features, held_out, folder))
+    splits, values = images.splits, torch.cat(list(features.values()))
+    labels = torch.cat([split.labels for split in splits.values()])
+    written = Features(values, labels, paths=[name for split in splits.values() for name in names_of(split)])
     written.about = {
         "out": str(out.path),
         "encoder": evaluated.location,
         "data": source,
         "width": values.shape[1],
-        "splits": {name: len(split) for name, split in data.splits.items()},
+        "splits": {name: len(split) for name, split in splits.items()},
         "skipped": len(data.skipped),
-        "train_held_out": held_out,
+        "train_held_out": None if mask is None else int(mask.sum()),
     }
-    sizes = ", ".join(f"{name} {len(split)} x {values.shape[1]}" for name, split in data.splits.items())
-    say(f"{out.path}: {sizes}" + (f"; the run held {held_out} of train out" if held_out else ""))
+    sizes = ", ".join(f"{name} {len(split)} x {values.shape[1]}" for name, split in splits.items())
+    say(f"{out.path}: {sizes}" + ("" if mask is None else f"; the run held {int(mask.sum())} of train out"))
     return written
 
 
-def write_npz(embedding: Embedding, path: Path) -> None:
+def write_npz(path: Path, images: Source, features: Tensors, held_out: np.ndarray | None, folder: str) -> None:
     """class_names and, per split, SPLIT_features, SPLIT_labels and SPLIT_names; plain arrays only.
 
     Several or soft labels are weights (N, C), as a .npz source has them. Of a hierarchy there is one label, a path.
     """
-    arrays: dict[str, Any] = {"class_names": np.array(embedding.data.classes, dtype=np.str_)}
-    for name, features in embedding.features.items():
-        split = embedding.data.splits[name]
-        labels = split.all_labels
-        arrays[f"{name}_features"] = features.values.numpy()
-        arrays[f"{name}_labels"] = (
-            labels.single.numpy() if labels.has_one_each else weight_matrix(labels, len(embedding.data.classes))
-        )
+    arrays: dict[str, Any] = {"class_names": np.array(images.classes, dtype=np.str_)}
+    for name, values in features.items():
+        split, labels = images.splits[name], images.splits[name].all_labels
+        arrays[f"{name}_features"] = values.numpy()
+        single = labels.has_one_each
+        arrays[f"{name}_labels"] = labels.single.numpy() if single else weight_matrix(labels, len(images.classes))
         arrays[f"{name}_names"] = np.array(names_of(split), dtype=np.str_)
-    if embedding.held_out is not None:
-        arrays["train_held_out"] = embedding.held_out
+    if held_out is not None:
+        arrays["train_held_out"] = held_out
     with open(path, "wb") as file:
         np.savez(file, **arrays)
 
 
-def write_csv(embedding: Embedding, path: Path) -> None:
-    """A row per image: path, label, split, held_out if known, f0, f1, ..."""
+def write_table(path: Path, images: Source, features: Tensors, held_out: np.ndarray | None, folder: str) -> None:
+    """A row per image: path, label, split, held_out if known, f0, f1, ...; some rows at a time."""
+    import pyarrow
     from pyarrow.csv import CSVWriter
-
-    _write_tables(CSVWriter, embedding.tables(is_text=True), path)
-
-
-def write_parquet(embedding: Embedding, path: Path) -> None:
-    """The columns of `write_csv`, with numbers as float32."""
     from pyarrow.parquet import ParquetWriter
 
-    _write_tables(ParquetWriter, embedding.tables(is_text=False), path)
-
-
-def _write_tables(kind: Any, tables: Iterator[pyarrow.Table], path: Path) -> None:
-    first = next(tables)
-    with kind(path, first.schema) as writer:
-        for table in chain([first], tables):
+    is_text, writer = ".csv" in path.name, None
+    for name, values in features.items():
+        split = images.splits[name]
+        paths = [path_in_table(image, folder) if images.has_files else image for image in names_of(split)]
+        for start in range(0, len(paths), ROWS_AT_A_TIME):
+            rows = slice(start, start + ROWS_AT_A_TIME)
+            labels = label_cells(split.all_labels, torch.arange(len(paths))[rows], images.classes)
+            columns: dict[str, Any] = {"path": paths[rows], "label": labels}
+            for key, texts in columns.items():  # in a file of text a spreadsheet must not take a cell for a formula
+                cells = map(make_writable, texts)
+                columns[key] = [escape_formula(cell) if is_text else cell for cell in cells]
+            columns["split"] = [name] * len(labels)
+            if held_out is not None:
+                columns["held_out"] = held_out[rows] if name == "train" else np.ones(len(labels), bool)
+            columns |= {f"f{i}": column for i, column in enumerate(values[rows].numpy().T)}
+            table = pyarrow.table(columns)
+            writer = writer or (CSVWriter if is_text else ParquetWriter)(path, table.schema)
             writer.write_table(table)
+    if writer is not None:
+        writer.close()
 
 
-WRITERS: dict[str, Callable[[Embedding, Path], None]] = {
-    ".npz": write_npz,
-    ".csv": write_csv,
-    ".parquet": write_parquet,
-}
+Tensors = dict[str, Any]  # split -> features
+WRITERS: dict[str, Callable[..., None]] = {".npz": write_npz, ".csv": write_table, ".parquet": write_table}

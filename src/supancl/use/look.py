@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from supancl.data.opening import check_source
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput
 from supancl.files import did_you_mean_path, make_folder
@@ -77,8 +77,6 @@ def map(
     (page_output(page) if static is None else picture_output(page, "static")).check()
     check_above(limit, 1, "limit")
     check_above(seed, -1, "seed")
-    if "@" not in source:
-        check_source(source)
     opened = open_encoders(list(named), options, saves_results=False)
     from supancl.reports.map import MapRequest, build_maps, map_page, name_encoders, to_panels
     from supancl.reports.page import write_page
@@ -177,18 +175,14 @@ def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool
 
 def find_named_runs(path: Path) -> list[Path]:
     """The run in this folder, or those below it; detectors have no report."""
-    if not path.is_dir():
-        raise BadInput(f"no run folder {path}{did_you_mean_path(path) or '; supancl runs lists yours'}")
-    runs = [run for run in find_runs(path) if not (run / "detect.json").exists()]
+    runs = [run for run in find_runs(path) if not (run / "detect.json").exists()] if path.is_dir() else []
     if not runs:
-        raise BadInput(f"{path} holds no run of supancl pretrain; name a run folder, or one that holds runs")
+        raise BadInput(f"no run of supancl pretrain in {path}{did_you_mean_path(path)}; supancl runs lists yours")
     return [path] if path in runs else runs
 
 
 def open_images(records: Mapping[str, RunRecord]) -> dict[str, Samples]:
     """The images of each run; the training images that several share are shown once."""
-    from dataclasses import replace
-
     from supancl.reports.samples import open_samples
 
     images: dict[str, Samples] = {}

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from supancl.data.opening import check_source
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
-from supancl.files import Output, escape_formula, make_writable, path_in_table
+from supancl.files import Output, escape_formula, path_in_table
 from supancl.reporter import say, warn
-from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
+from supancl.use import (
+    EncoderArgument,
+    EncoderOptions,
+    check_above,
+    check_named_source,
+    open_encoders,
+    run_source,
+    write_csv,
+)
 
 if TYPE_CHECKING:
     from supancl.use.predicting import Predictions
@@ -70,9 +76,8 @@ def predict(
     """
     source, table = run_source(encoder, data, out, "labels.csv")
     output = Output(table, (".csv",)).check()
-    for name in (source, references):
-        if name is not None and "@" not in name:
-            check_source(name)
+    if references is not None:
+        check_named_source(references)
     if k is not None:
         check_above(k, 0, "k")
         if classifier not in (None, "knn"):
@@ -95,18 +100,17 @@ def predict(
 
 def write_table(predictions: Predictions, out: Output) -> None:
     folder = os.path.join(out.path.parent.resolve(), "")
-
-    def write(temporary: Path) -> None:
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for path, label, confidence, unlike, split in predictions.rows:
-                name = make_writable(path_in_table(path, folder) if predictions.has_files else escape_formula(path))
-                numbers = ("", "") if confidence is None else (f"{confidence:.4f}", "yes" if unlike else "no")
-                source = "given" if confidence is None else "predicted"
-                writer.writerow((name, escape_formula(make_writable(label)), *numbers, source, split))
-
-    out.write(write)
+    rows = (
+        (
+            path_in_table(path, folder) if predictions.has_files else escape_formula(path),
+            escape_formula(label),
+            *(("", "") if confidence is None else (f"{confidence:.4f}", "yes" if unlike else "no")),
+            "given" if confidence is None else "predicted",
+            split,
+        )
+        for path, label, confidence, unlike, split in predictions.rows
+    )
+    out.write(lambda temporary: write_csv(temporary, COLUMNS, rows))
 
 
 def describe(result: dict[str, Any]) -> list[str]:
