@@ -7,8 +7,7 @@ import torch
 
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages
-from supancl.reports.map import NEIGHBOURS, EncoderMap, MappedImages
-from supancl.reports.tsne import nearest_images
+from supancl.reports.map import NEIGHBOURS, EncoderMap, MappedImages, nearest_images
 
 NASTY = '<img src=x onerror="document.title=1"></script><script>document.title = "broken"</script>'
 

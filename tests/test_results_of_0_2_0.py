@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supancl import load, load_projector
-from supancl.reports.run_record import read_record
+from supancl.reports.verdict import read_record
 from tests.files import supancl
 
 FIXTURE = Path(__file__).parent / "fixtures" / "0.2.0"

@@ -19,7 +19,7 @@ from supancl.errors import BadInput, Collapsed, NonFinite
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import read_end
-from supancl.sweeps.runner import read_run
+from supancl.training.run import load
 from tests.files import contents, mentions
 from tests.started import Started
 from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe
@@ -305,7 +305,7 @@ def test_a_run_that_keeps_no_checkpoint_is_known_to_be_finished(tmp_path: Path) 
         pretrain(None, data, run, resume=True)
     end.write_text(intact)
     assert read_end(RunFolder(run)) is not None
-    assert not read_run(run).collapsed
+    assert not load(run).collapsed
 
 
 def test_past_a_damaged_checkpoint_the_previous_sound_one_is_kept_too(tmp_path: Path) -> None:

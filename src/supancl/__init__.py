@@ -111,9 +111,9 @@ if TYPE_CHECKING:
     from supancl.recipes import register as register
     from supancl.recipes import register_benchmark as register_benchmark
     from supancl.recipes import register_encoder as register_encoder
-    from supancl.reports.data_sheets import show_data as show_data
     from supancl.reports.listings import list_recipes as list_recipes
     from supancl.reports.listings import list_runs as list_runs
+    from supancl.reports.listings import show_data as show_data
     from supancl.runs.encoder_file import load_encoder as load_encoder
     from supancl.runs.encoder_file import load_projector as load_projector
     from supancl.runs.importing import open_encoder as open_encoder
@@ -156,8 +156,7 @@ _NAMES = {
     "supancl.probes": "Features collapse effective_rank few_shot knn_accuracy "
     "linear_accuracy linear_probe transfer variance",
     "supancl.recipes": "RECIPES Recipe recipe register register_benchmark register_encoder",
-    "supancl.reports.data_sheets": "show_data",
-    "supancl.reports.listings": "list_recipes list_runs",
+    "supancl.reports.listings": "list_recipes list_runs show_data",
     "supancl.sweeps.compare": "compare",
     "supancl.training.run": "Run load",
     "supancl.training.start": "pretrain",

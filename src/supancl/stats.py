@@ -205,7 +205,7 @@ def wilson_interval(percent: float, images: float) -> Interval:
 
 
 def paired_accuracy_interval(
-    ours: Sequence[bool], theirs: Sequence[bool], weights: Sequence[float] | None = None, comparisons: int = 1
+    ours: Sequence[float], theirs: Sequence[float], weights: Sequence[float] | None = None, comparisons: int = 1
 ) -> Interval:
     """ours - theirs in points of accuracy, of two classifiers of the same images: which were answered correctly.
 

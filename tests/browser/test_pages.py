@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from supancl.reports.audit import audit_page
 from supancl.reports.comparison import write_comparison_page
+from supancl.reports.run_record import read_record
+from supancl.reports.samples import open_samples
+
 from supancl.reports.map import map_page
 from supancl.reports.page import Banner, html_page
 from supancl.reports.report import report_page
-from supancl.reports.run_record import read_record
-from supancl.reports.samples import open_samples
 from supancl.reports.tables import Cell, Table
 from tests.browser.conftest import Browser
 from tests.browser.test_audit import made_audit

@@ -12,8 +12,8 @@ from supancl.data.opening import open_source
 from supancl.data.splits import DataSpec, full_split
 from supancl.data.store.memory import PackedImages
 from supancl.recipes.auto import with_short_side
-from supancl.reports.data_sheets import describe_source, image_sizes
-from supancl.reports.samples import (
+from supancl.reports.listings import describe_source
+from supancl.reports.pictures import (
     CAPTION,
     GAP,
     TILE,
@@ -27,7 +27,7 @@ from tests.files import picture
 def of(path, channels=3, **options):
     spec = DataSpec(source=str(path), skip_bad_images=True, **options)
     found = open_source(spec, channels)
-    return found, describe_source(found, spec, channels, image_sizes(found))
+    return found, describe_source(found, spec)
 
 
 def folder(root):
@@ -50,10 +50,7 @@ def test_counts_histogram_sizes_and_bytes_of_a_folder(tmp_path):
         "(unlabelled)": {"train": 3, "val": 0},
     }
     assert facts["sizes"] == {"height": [20, 30, 60], "width": [40, 40, 40], "short side": [20, 30, 40]}
-    areas = [20 * 40, 30 * 40, 30 * 30, 37 * 30, 45 * 30]  # of the five cats, with a short side of at most 30
-    assert facts["bytes"] == 3 * (sum(areas) + sum(areas[:2]) + areas[0] + sum(areas[:3]))
     assert facts["unreadable"] == {str(tmp_path / "data" / "train" / "dog" / "bad.png"): "no known image format"}
-    assert facts["kept"] == "in memory"
     assert facts["remarks"] == [], "what is unreadable is told once"
 
 

@@ -26,7 +26,7 @@ def place(tmp_path_factory):
 @pytest.fixture
 def no_curves(monkeypatch):
     """Half a second each, for tests that do not look at them."""
-    monkeypatch.setattr("supancl.reports.detections.draw_detection_curves", lambda rows, path: None)
+    monkeypatch.setattr("supancl.reports.pictures.draw_detection_curves", lambda rows, path: None)
 
 
 def train(place, out, *more):

@@ -6,9 +6,15 @@ import numpy as np
 import torch
 from PIL import Image
 
+<<<<<<< HEAD
 from supancl.detection.scenes import read_voc
 from supancl.detection.test import Detections
 from supancl.reports.detections import GAP, SIDE, draw_detection_sheet
+=======
+from supancl.detection.layouts import read_voc
+from supancl.detection.testing import Detections
+from supancl.reports.pictures import GAP, TILE, draw_detection_sheet
+>>>>>>> 49379647 (A report, a map, a list and a comparison are sections and rows on one shell; sweeps are one runner)
 
 from .drawn import write_voc
 
@@ -30,7 +36,7 @@ def test_what_was_found_is_drawn_beside_the_truth(tmp_path):
         drawn[name] = pixels(tmp_path / f"{name}.png")
     assert np.array_equal(drawn["nothing"], drawn["unsure"])
     different = (drawn["nothing"] != drawn["sure"]).any(2).nonzero()
-    left, right = GAP + SIDE + GAP, GAP + 2 * SIDE + GAP
+    left, right = GAP + 2 * TILE + GAP, GAP + 4 * TILE + GAP
     assert len(different[0])
     assert different[1].min() >= left
     assert different[1].max() < right

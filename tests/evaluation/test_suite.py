@@ -14,7 +14,7 @@ from supancl.evaluation.encoder import EvaluationOptions, SourceCache
 from supancl.evaluation.settings import FewShot as Episodes
 from supancl.evaluation.suite import Plan, data_key, run_suite
 from supancl.probes import FewShot, paired_difference
-from supancl.reports.score_table import write_suite
+from supancl.reports.tables import write_suite
 from supancl.runs.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluation.made import encoder, run_folder, subject
@@ -260,4 +260,3 @@ def test_the_tables_as_files(root, tmp_path):
     content = json.loads((tmp_path / "out/suite.json").read_text())
     assert len(content["results"]) == 12
     assert "accuracies" not in content["results"][0]
-    assert content["files"].keys() == tables

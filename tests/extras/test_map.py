@@ -10,12 +10,12 @@ import torch
 
 from supancl.probes import Features
 from supancl.reporter import ProgressFunction, report_to
-from supancl.reports.tsne import tsne_map
+from supancl.reports.pictures import tsne_map
 from tests.files import TINY, supancl
 
 
 def test_opentsne_separates_blobs_and_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supancl.reports.tsne.MAX_IMAGES_SKLEARN", 100)
+    monkeypatch.setattr("supancl.reports.pictures.MAX_IMAGES_SKLEARN", 100)
     random = np.random.default_rng(0)
     labels = np.arange(200) % 4
     values = torch.from_numpy(5 * random.normal(size=(4, 16))[labels] + random.normal(size=(200, 16))).float()
@@ -33,7 +33,7 @@ def test_the_command_maps_many_images_with_opentsne(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """6,000 images take half a minute on one core; here 320 count as many."""
-    monkeypatch.setattr("supancl.reports.tsne.MAX_IMAGES_SKLEARN", 300)
+    monkeypatch.setattr("supancl.reports.pictures.MAX_IMAGES_SKLEARN", 300)
     monkeypatch.setattr("sklearn.manifold.TSNE", None)
     run, out = tmp_path / "run", tmp_path / "map.html"
     assert supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--set", "data.limit=64", "--out", run).code == 0

@@ -246,7 +246,7 @@ def base() -> Path:
         (root / name).touch()
     write_coco(root / "coco.json", range(2))
     drawings = {"draw_detection_curves": lambda rows, path: None, "draw_detection_sheet": lambda *more: None}
-    with narrow_resnet18(), contextlib.chdir(root), mock.patch.multiple("supancl.reports.detections", **drawings):
+    with narrow_resnet18(), contextlib.chdir(root), mock.patch.multiple("supancl.reports.pictures", **drawings):
         (root / "voc").mkdir()
         write_place(root / "voc", 4, 2)
         ok("detect", "train", "voc/encoder.safetensors", "--data", "voc", *DETECT[:-1], "detector")

@@ -8,7 +8,7 @@ from scipy.stats import rankdata
 
 from supancl.probes import Score, rank_encoders
 from supancl.probes.ranking import shared_ranks
-from supancl.reports.score_table import score_table
+from supancl.reports.tables import score_table
 
 RESULTS = {
     "simsiam": {"pets": [70.0, 71.0, 72.0], "a_b": 50.0},

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,21 +16,21 @@ from PIL import Image
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.probes import Features
-from supancl.reporter import ProgressFunction, report_to
 from supancl.reports.map import map_page, predict_by_neighbours
+from supancl.reports.page import BYTES_PER_IMAGE, draw_sprites
 from supancl.reports.pictures import Panel, draw_panels
-from supancl.reports.sprites import BYTES_PER_IMAGE, Sprites, draw_sprites
-from supancl.reports.tsne import tsne_map
 from tests.files import noise
 from tests.maps import NASTY, made_images, made_map, smooth_images
 
 
-def tile(sprites: Sprites, index: int) -> np.ndarray:
+def tile(sprites: dict, index: int) -> np.ndarray:
     """The pixels of one thumbnail, as sprites.js finds them."""
-    per_sheet = sprites.columns**2
-    sheet = np.array(Image.open(io.BytesIO(sprites.sheets[index // per_sheet])).convert("RGB"))
-    slot, (width, height) = index % per_sheet, sprites.sizes[index].tolist()
-    top, left = slot // sprites.columns * sprites.side, slot % sprites.columns * sprites.side
+    columns, side = sprites["columns"], sprites["side"]
+    sizes = np.frombuffer(base64.b64decode(sprites["sizes"]["base64"]), np.uint8).reshape(-1, 2)
+    content = base64.b64decode(sprites["sheets"][index // columns**2])
+    sheet = np.array(Image.open(io.BytesIO(content)).convert("RGB"))
+    slot, (width, height) = index % columns**2, sizes[index].tolist()
+    top, left = slot // columns * side, slot % columns * side
     return sheet[top : top + height, left : left + width].transpose(2, 0, 1)
 
 
@@ -42,23 +41,17 @@ def split_of(pixels: np.ndarray):
 
 def test_every_image_is_found_on_its_sheet():
     pixels = smooth_images(150)
-    sprites = draw_sprites([split_of(pixels[:100]), split_of(pixels[100:])], 10_000, side=256)  # 64 per sheet
-    assert len(sprites.sheets) == 3
+    sprites = draw_sprites([split_of(pixels[:100]), split_of(pixels[100:])], "", side=256)  # 64 per sheet
+    assert len(sprites["sheets"]) == 3
     for index in (0, 63, 64, 99, 100, 149):
         differences = np.abs(pixels.astype(int) - tile(sprites, index)).mean((1, 2, 3))
         assert differences.argmin() == index
 
 
-def test_noise_is_compressed_until_it_fits():
-    split = split_of(noise(200, 3, 32, 32))
-    large, small = (sum(map(len, draw_sprites([split], limit, side=32).sheets)) for limit in (10_000, 250))
-    assert small <= 250 * 200 < large
-
-
 def test_a_page_has_at_most_so_many_bytes_per_image(monkeypatch):
     count = 400
-    monkeypatch.setattr("supancl.reports.sprites.USUAL_BYTES", 0)
-    monkeypatch.setattr("supancl.reports.sprites.SIDES", {})
+    monkeypatch.setattr("supancl.reports.page.USUAL_BYTES", 0)
+    monkeypatch.setattr("supancl.reports.page.SIDES", {})
     images = made_images(count, ("a", "b"), noise(count, 3, 32, 32))
     maps = [made_map(str(seed), count, seed, exact=False)[0] for seed in range(3)]
     empty = len(map_page("x", made_images(2, ("a", "b")), []))  # scripts and style
@@ -98,45 +91,6 @@ def test_a_label_is_predicted_by_the_other_labelled_images():
         assert (predicted[row], share[row]) == (votes.argmax(), pytest.approx(votes.max() / votes.sum(), abs=1e-4))
     alone = predict_by_neighbours(Features(features.values, torch.full((60,), -1)), 3)
     assert set(alone[0].tolist()) == {-1}
-
-
-def test_opentsne_gets_exact_neighbours(monkeypatch):
-    """A stand-in for openTSNE records what it is given."""
-    seen = {}
-
-    class TSNE:
-        def __init__(self, callbacks, **settings):
-            seen.update(settings)
-            self.callbacks = callbacks
-
-        def fit(self, affinities, initialization):
-            for _ in range(30):
-                self.callbacks(0, 0, None)
-            return initialization
-
-    modules = {
-        "openTSNE": SimpleNamespace(
-            TSNE=TSNE, initialization=SimpleNamespace(pca=lambda values, random_state: values[:, :2])
-        ),
-        "openTSNE.affinity": SimpleNamespace(PerplexityBasedNN=lambda **settings: seen.update(settings)),
-        "openTSNE.nearest_neighbors": SimpleNamespace(PrecomputedNeighbors=lambda rows, distances: (rows, distances)),
-    }
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("supancl.reports.tsne.MAX_IMAGES_SKLEARN", 50)
-    monkeypatch.setattr("supancl.reports.tsne.check_tsne", lambda count: None)
-    values = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
-    calls = []
-    with report_to(ProgressFunction(lambda *call: calls.append(call))):
-        points = tsne_map(Features(values, torch.zeros(100, dtype=torch.long)), 3)
-    unit = torch.nn.functional.normalize(values.double(), dim=1).numpy()
-    assert np.allclose(points, unit[:, :2])
-    rows, distances = seen["knn_index"]
-    expected = np.linalg.norm(unit[:, None] - unit[None], axis=2) + 9 * np.eye(100)
-    assert rows[:, 0].tolist() == expected.argmin(1).tolist()
-    assert np.allclose(distances, np.sort(expected, axis=1)[:, :90], atol=1e-3)
-    assert seen["random_state"] == 3
-    assert calls[-1] == ("t-SNE, iterations", 750, 750)
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".pdf"])

@@ -9,15 +9,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from supancl.probes import Features
-from supancl.reports.detections import draw_detection_curves
 from supancl.reports.pictures import (
     Panel,
-    default_styles,
+    class_styles,
+    draw_detection_curves,
     draw_panels,
     loss_curves,
+    tsne_map,
     tsne_panels,
 )
-from supancl.reports.tsne import tsne_map
 
 FORMULA = "US$_to_$5"  # between its dollars there is half a formula
 
@@ -52,7 +52,7 @@ def test_no_picture_fails_for_a_name(tmp_path: Path) -> None:
 def test_images_without_a_label_are_grey_and_come_last(tmp_path: Path, legend: list[str]) -> None:
     tsne_panels({"one": features([-1, -1, 0, 0, 1, 1])}, ("a", "b"), tmp_path / "x.png")
     assert legend == ["a", "b", "unlabelled"]
-    styles = default_styles(range(-1, 80))
+    styles = class_styles({"": range(-1, 80)})
     assert styles[-1] not in [styles[label] for label in range(80)]
 
 

@@ -42,35 +42,17 @@ def test_an_error_in_the_loop_is_not_hidden() -> None:
         _ = 1 / 0
 
 
-@pytest.fixture
-def terminal():
-    """A terminal with a bar, and a second one on the same screen."""
+def test_one_bar_at_a_time() -> None:
+    """An inner job takes the bar, and the outer one has it back afterwards."""
     console = SafeConsole(stderr=False)
     console.file, console._force_terminal = io.StringIO(), True
-    first, second = Terminal(console), Terminal(console)
-    yield first, second
-    for made in (first, second):
-        made.on_end()
-
-
-def test_one_bar_at_a_time(terminal) -> None:
-    first, second = terminal
-    first.on_progress("outer", 0, 3)
-    second.on_progress("of another terminal", 0, 3)
-    assert second.progress is None
-    first.on_progress("inner", 1, 2)
-    assert first.task == "inner"
-    first.on_progress("inner", 2, 2)
-    assert first.progress is None
-    second.on_progress("of another terminal", 1, 3)
-    assert second.progress is not None
-
-
-def test_the_bar_of_a_run_stays(terminal) -> None:
-    first, _ = terminal
-    first._start("digits.supsiam", 100, 0)
-    first.is_training = True
-    first.on_progress("within the run", 1, 1)
-    assert first.task == "digits.supsiam"
-    first.on_end()
-    assert not first.is_training
+    terminal = Terminal(console)
+    terminal.on_progress("outer", 0, 3)
+    terminal.on_progress("inner", 1, 2)
+    assert terminal.task == "inner"
+    terminal.on_progress("inner", 2, 2)
+    assert terminal.progress is None
+    terminal.on_progress("outer", 1, 3)
+    assert terminal.progress is not None
+    terminal.on_end()
+    assert terminal.progress is None

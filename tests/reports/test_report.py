@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +12,8 @@ import pytest
 from supancl.errors import Interrupted, NonFinite
 from supancl.files import hold_lock
 from supancl.reports.page import html_page, write_page
-from supancl.reports.report import MAX_POINTS, make_charts, report_page, thin_out
-from supancl.reports.run_record import read_record
-from supancl.reports.samples import open_samples
-from supancl.reports.verdict import find_verdict
+from supancl.reports.report import MAX_POINTS, curve_points, make_charts, open_samples, report_page
+from supancl.reports.verdict import RunRecord, find_verdict, read_record
 from supancl.runs.log import read_stop, record_stop
 from tests.evaluation.made import source
 from tests.files import archive, class_folders, noise
@@ -167,8 +166,9 @@ def test_curves_have_the_values_of_the_log(tmp_path):
 
 
 def test_long_curves_keep_their_ends_and_their_values():
-    points = [[float(x), float(x * x)] for x in range(10_001)]
-    thinned = thin_out(points)
+    rows = [{"kind": "train", "step": x, "epoch": 0, "loss": x * x} for x in range(10_001)]
+    points = [[float(row["step"]), float(row["loss"])] for row in rows]
+    thinned = curve_points(RunRecord(Path("run"), rows=rows), "loss")
     assert len(thinned) <= MAX_POINTS
     assert (thinned[0], thinned[-1]) == (points[0], points[-1])
     assert all(point in points[:: len(points) // MAX_POINTS + 1] for point in thinned[:-1])

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from supancl import recipe
-from supancl.reports.run_record import read_record
-from supancl.reports.verdict import diagnose, find_verdict
+from supancl.reports.verdict import diagnose, find_verdict, read_record
 from supancl.training.start import pretrain
 from tests.training.test_monitor import COLLAPSING
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from supancl.sweeps.differences import compare_rows
+from supancl.sweeps.options import grid_rows, split_grid
 
 from supancl import recipe
 from supancl.runs.folder import RunFolder
 from supancl.stats import mean_interval, tukey_half_width
-from supancl.sweeps.differences import compare_rows
-from supancl.sweeps.options import grid_rows, split_grid
 from supancl.sweeps.start import describe_row, verdict
 from tests.files import archive, contents, noise, supancl
 from tests.tiny import poisoned

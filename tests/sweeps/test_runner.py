@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from supancl.sweeps.processes import FAILURE_FILE
 
 from supancl import recipe
 from supancl.cli import main
@@ -20,7 +21,6 @@ from supancl.data.opening import open_data
 from supancl.errors import BadInput
 from supancl.runs.folder import RunFolder
 from supancl.sweeps import processes, runner
-from supancl.sweeps.processes import FAILURE_FILE
 from supancl.sweeps.runner import Sweep, default_jobs, open_held_out
 from supancl.training.checks import estimate_memory
 from tests.files import archive, class_folders

@@ -37,7 +37,7 @@ from supancl.files import jsonable, make_folder, read_json, reason
 from supancl.files.output import Output
 from supancl.recipes.plugins import describe_plugin_error, load_plugin
 from supancl.reporter import report_to
-from supancl.reports import data_sheets as data
+from supancl.reports import listings
 from supancl.reports.tables import wrap_line
 from supancl.reports.terminal import Terminal, discard_output, make_console
 from supancl.use import detect as detection
@@ -58,7 +58,7 @@ GROUPS: dict[str, Commands] = {
         "map": supancl.map,
         "audit": supancl.audit,
         "runs": supancl.list_runs,
-        "data": {"show": supancl.show_data, "check": data.check},
+        "data": {"show": supancl.show_data, "check": listings.check},
     },
     "this program": {"doctor": doctor},
     "the paper": {

@@ -16,9 +16,8 @@ from supancl.files import Output, make_folder, why_unwritable, write_text
 from supancl.reporter import report_progress, say, show
 from supancl.reports.page import picture_output
 from supancl.reports.tables import LEGEND, plain_table
-from supancl.reports.terminal import terminal_width
 from supancl.runs.folder import next_folder
-from supancl.sweeps.options import SweepRequest, SweepSettings
+from supancl.sweeps import SweepRequest, SweepSettings, check_overrides
 from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders
 from supancl.use.look import listed_classes, split_title
 
@@ -134,7 +133,7 @@ def collapse(recipe: str, **settings: Unpack[SweepSettings]) -> dict[str, Any]:
     require_single_process("a study")
     request = SweepRequest("collapse", settings, seeds=1)
     base = request.recipe(recipe)
-    request.refuse({"train.seed": "seeds"})
+    check_overrides(request.given, {"train.seed": "seeds"})
     from supancl.paper.studies import check_cells, train_cells
 
     check_cells(base)
@@ -177,7 +176,7 @@ def study(
     request, plan = SweepRequest(f"study-{what}", settings, seeds=1), STUDIES[what]
     base = request.recipe(recipe)
     plan.check(base)
-    request.refuse({**plan.varies, "train.seed": "seeds"})
+    check_overrides(request.given, {**plan.varies, "train.seed": "seeds"})
     check_monitored(base)
     selected = select_rows(plan.rows(base), rows, "study")
     sweep = request.sweep()
@@ -257,7 +256,7 @@ def lay_out(layout: Layout, runs: Sequence[str], out: str | Path | None, form: s
         raise BadInput(f"{path}: cannot be written; name another file")
     filled = fill(layout, read_entries(runs))
     if path is None:
-        show(write(filled, form, terminal_width()))
+        show(write(filled, form))
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, write(filled, form))
@@ -284,7 +283,7 @@ def make_table(
     if dry_run:
         return {"table": layout.name, "out": str(out), "plan": states}
     filled, failed = complete(plan, sweep)
-    show(write(filled, form, terminal_width()))
+    show(write(filled, form))
     write_text(out / f"table.{ENDINGS[form]}", write(filled, form))
     say(f"runs and table.{ENDINGS[form]} in {out}")
     result = filled.to_json() | {"out": str(out), "plan": {name: plan.state(name) for name in plan.runs}}

@@ -24,8 +24,7 @@ from supancl.evaluation.sources import open_evaluation_data, resolve_source
 from supancl.files import write_json
 from supancl.paper.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
-from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels
-from supancl.reports.tsne import perplexity, tsne_map
+from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, perplexity, tsne_map
 from supancl.runs.provenance import commit, versions
 
 # The paper shows 15 dog and 5 bird classes of ImageNet-100 and names only Doberman and Rottweiler. The list of classes
@@ -112,7 +111,7 @@ def draw_figure(
     labels = panels[0].features.labels
     drawn = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in rows]
     class_titles = [CLASS_TITLES.get(name, name).replace("_", " ") for name in classes]
-    draw_panels(drawn, class_titles, out, positions, PAGE, numbered_above=len(classes))
+    draw_panels(drawn, class_titles, out, positions, PAGE)
     group_of = {name: group for group, members in groups.items() for name in members}
     result = {
         "figure": "3",

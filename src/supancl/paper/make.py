@@ -22,14 +22,16 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import read_end
-from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
-from supancl.sweeps.options import check_overrides
-from supancl.sweeps.processes import Failure
+from supancl.sweeps import check_overrides
 from supancl.sweeps.runner import (
+    Failure,
+    Measurement,
+    RunEvaluator,
     RunsFailed,
     Sweep,
     check_monitored,
     check_same_recipe,
+    has_projector,
     open_recipe_data,
     read_failure,
     select_rows,

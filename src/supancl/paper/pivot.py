@@ -16,12 +16,11 @@ from supancl.errors import BadInput
 from supancl.paper.layouts import NO, YES, Head, Layout, Section
 from supancl.paper.results import Entry, Group, Score, Way, group_entries
 from supancl.probes.ranking import shared_ranks
-from supancl.reports.tables import LEGEND, Cell, Row, Table, mark_for_rank, to_csv, to_latex, to_markdown, to_text
+from supancl.reports.tables import LEGEND, Cell, Row, Table, mark_for_rank, mean_text, write_table
 
 DECIMALS = {"ssl": 4, "sup": 4, "within": 3}
 UNMARKED = ("ssl", "sup", "within", "ratio", "collapsed")  # for these no value is better than another
 UNRANKED = 9  # the rank of a cell that is not marked
-LATEX_SIGNS = {YES: r"$\checkmark$", NO: r"$\times$", "†": r"$^\dagger$", "*": "$^*$", " x ": r" $\times$ "}
 
 
 @dataclass
@@ -218,9 +217,7 @@ def our_cell(line: Line, column: str) -> Cell:
     if column == "collapsed":
         count = round(score.mean * score.n)
         return Cell({0: "no", score.n: "yes"}.get(count, f"{count} of {score.n} runs"))
-    return Cell(
-        f"{score.mean:.{decimals}f}", "" if math.isnan(score.interval) else f"{score.interval:.{decimals}f}", mark
-    )
+    return Cell(mean_text(score.mean, score.interval, decimals), mark)
 
 
 def paper_cell(line: Line, column: str) -> str:
@@ -272,13 +269,6 @@ def as_numbers(filled: FilledTable) -> Table:
     return Table(["Section", *filled.layout.rows.titles, *titles], rows)
 
 
-def write(filled: FilledTable, form: str, width: int = sys.maxsize) -> str:
-    """The table as text that is `width` characters wide, as Markdown, as LaTeX for booktabs, or as numbers in csv."""
-    if form == "csv":
-        return to_csv(as_numbers(filled))
-    if form == "markdown":
-        return to_markdown(as_table(filled), {"*": r"\*"})
-    if form == "latex":
-        columns = f"{'l' * len(filled.layout.rows.titles)}|{'c' * len(filled.layout.paper.columns)}"
-        return to_latex(as_table(filled), columns, LATEX_SIGNS)
-    return to_text(as_table(filled, apart=True), width)
+def write(filled: FilledTable, form: str) -> str:
+    """The table as text, as Markdown, as LaTeX for booktabs, or as numbers in csv."""
+    return write_table(as_numbers(filled) if form == "csv" else as_table(filled, apart=form == "text"), form)

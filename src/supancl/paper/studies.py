@@ -22,22 +22,24 @@ from supancl.files import jsonable, write_json, write_text
 from supancl.paper.numbers import ALPHA, BATCH, COLLAPSE, POOL_DESIGN, POSITIVES
 from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import Recipe
-from supancl.reports.tables import Table, plain_table, to_markdown
+from supancl.reports.tables import Table, mean_text, plain_table, to_markdown
 from supancl.runs.folder import RunFolder
 from supancl.runs.provenance import commit, versions
-from supancl.sweeps.differences import compare_rows
-from supancl.sweeps.measures import (
+from supancl.sweeps.compare import compare_rows
+from supancl.sweeps.runner import (
     Measurement,
     Result,
     RunEvaluator,
+    Runs,
+    Sweep,
+    check_monitored,
     collect_results,
-    count_cell,
     has_projector,
-    mean_cells,
+    open_held_out,
+    open_recipe_data,
     saved_results,
     summarize,
 )
-from supancl.sweeps.runner import Runs, Sweep, check_monitored, open_held_out, open_recipe_data
 
 BATCHES = (128, 256)  # Table F.3
 ENDS = ("collapsed", "failed")
@@ -229,7 +231,7 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
         if data.test is None:
             raise BadInput(f"on_test: {base.data.source} has no test split; omit on_test")
     else:
-        with_holdout, data = open_held_out(base, "study", " (on_test uses the test split)")
+        with_holdout, data = open_held_out(base, "study")
         if with_holdout is not base:
             holdout = {"data.holdout": with_holdout.data.holdout}
             rows = {row: recipe.with_set(holdout, because="study") for row, recipe in rows.items()}
@@ -250,7 +252,7 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
         "epochs": base.train.epochs,
         "seeds": list(range(sweep.seeds)),
         "rows": results,
-        "summary": [summarize(results, {"row": row}, MEASURES, ENDS) for row in rows],
+        "summary": [summarize(results, {"row": row}, MEASURES) for row in rows],
         "differences": compared["findings"] if len(rows) > 1 else [],
         "seconds": time.perf_counter() - started,
         "versions": versions(),
@@ -278,15 +280,19 @@ def measure_row(folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, 
     return {key: content[key] for key in MEASURES}
 
 
+def mean_cells(entry: Result, titles: Mapping[str, tuple[str, int]]) -> list[str]:
+    return [mean_text(entry[key], entry[f"{key}_half_interval"], places) for key, (_, places) in titles.items()]
+
+
 def study_table(result: Result, title: str) -> Table:
-    """Mean ± sd, how many runs collapsed, and the paper's average over 11 data sets for the row."""
+    """Mean ± half a 95% interval, how many runs collapsed, and the paper's average over 11 data sets for the row."""
     study = STUDIES[result["study"]]
     ends = [end for end in ENDS if end == "collapsed" or any(entry[end] for entry in result["summary"])]
     columns = [study.title, *(title for title, _ in MEASURES.values()), *ends, f"paper: Avg, Table {study.table}"]
     rows = []
     for entry in result["summary"]:
         average = study.average(entry["row"], result["recipe"])
-        counts = [count_cell(entry[end], entry["n"]) for end in ends]
+        counts = [f"{entry[end]} of {entry['n']}" for end in ends]
         paper = "" if average is None else f"{average:.2f}"
         rows.append([entry["row"], *mean_cells(entry, MEASURES), *counts, paper])
     return plain_table(title, columns, rows)
@@ -331,9 +337,9 @@ def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Table, Runs]:
 
 def cell_row(results: list[Result], key: tuple[bool, bool]) -> list[str]:
     """One cell of Table 8 as a table row, with the paper's result."""
-    entry = summarize(results, {"pool": key[0], "ema": key[1]}, LAST_CHECK, ENDS)
+    entry = summarize(results, {"pool": key[0], "ema": key[1]}, LAST_CHECK)
     finished, collapsed = entry["n"] - entry["failed"], entry["collapsed"]
     verdict = "-" if not finished else {0: "no", finished: "yes"}.get(collapsed, f"{collapsed} of {finished} seeds")
     ticks, (papers_collapse, knn) = ["yes" if on else "no" for on in key], COLLAPSE[key]
     paper = ["yes" if papers_collapse else "no", f"{knn:.2f}"]
-    return [*ticks, verdict, *mean_cells(entry, LAST_CHECK), *paper, count_cell(entry["failed"], entry["n"])]
+    return [*ticks, verdict, *mean_cells(entry, LAST_CHECK), *paper, f"{entry['failed']} of {entry['n']}"]

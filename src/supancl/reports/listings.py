@@ -1,30 +1,38 @@
-"""`list_runs` and `list_recipes`: what there is, as tables."""
+"""`list_runs`, `list_recipes`, `show_data` and `data check`: what there is, as tables."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from typing_extensions import Unpack
 
-from supancl.errors import BadInput
-from supancl.files import is_locked
-from supancl.recipes import RECIPES, find_recipe, recipe
+from supancl.config import replaced
+from supancl.errors import BadInput, CheckFailed
+from supancl.files import Output, is_locked, make_folder
+from supancl.recipes import RECIPES, Recipe, find_recipe
+from supancl.recipes import recipe as named_recipe
 from supancl.recipes.recipe import resolve_warmup
-from supancl.recipes.shorthands import RecipeSettings, parse_set
+from supancl.recipes.shorthands import FIELDS, RecipeSettings, parse_set
 from supancl.reporter import say, show, track
-from supancl.reports.run_record import is_number, read_record
 from supancl.reports.tables import Table, plain_table
-from supancl.reports.verdict import headline, own_evaluations
-from supancl.runs.folder import RunFolder
+from supancl.reports.verdict import headline, is_number, own_evaluations, read_record
+from supancl.runs.folder import RunFolder, next_folder
 from supancl.runs.listing import find_runs, folder_bytes, last_written
 from supancl.runs.log import peek_collapsed
 from supancl.stats import duration
+
+if TYPE_CHECKING:
+    from supancl.data.splits import DataSpec, Source
+
+MAX_CLASSES = 12  # printed from either end; the JSON has all
 
 
 def list_runs(folder: str | Path = "runs") -> dict[str, Any]:
@@ -82,60 +90,53 @@ def find_listed_runs(folder: Path) -> list[ListedRun]:
 
 def describe_run(path: Path) -> ListedRun:
     """How a run stands. Never raises because of what is in the folder."""
-    record, folder, nbytes = read_record(path), RunFolder(path), folder_bytes(path)
+    record, folder = read_record(path), RunFolder(path)
+    found = ListedRun(path, "damaged", nbytes=folder_bytes(path), last_written=last_written(path))
     if not record.settings and (path / "detect.json").exists():
         is_finished = (path / "detector.safetensors").exists()
         state = "running" if is_locked(path / ".lock") else "finished" if is_finished else "stopped"
-        return ListedRun(path, state, "", "detector", nbytes=nbytes, last_written=last_written(path))
+        return replace(found, state=state, recipe="detector")
     recipe, data, epochs = (record.settings.get(name) for name in ("name", "data.source", "train.epochs"))
     if not (isinstance(recipe, str) and isinstance(data, str) and isinstance(epochs, int)):
-        problem = next(iter(record.problems), "recipe.json: no name, data or epochs")
-        return ListedRun(path, "damaged", nbytes=nbytes, last_written=last_written(path), problem=problem)
+        return replace(found, problem=next(iter(record.problems), "recipe.json: no name, data or epochs"))
     state = "running" if record.is_running else "collapsed" if peek_collapsed(folder) else "finished"
     if state == "finished" and record.end_step is None:
         newest = folder.checkpoint_files()[-1:]
         state = f"stopped at {int(newest[0].stem.removeprefix('step-')) if newest else 0}"
     own, last = own_evaluations(record), record.rows[-1] if record.rows else {"epoch": 0}
     is_last = last.get("kind") == "monitor" or (record.end_step is not None and bool(record.rows))
-    figures = {name: result.get("map", result.get("accuracy")) for name, result in own.items()}
     check = record.checks[-1] if record.checks else {}
-    accuracies = {name: value for name, value in figures.items() if is_number(value)}
-    knn = accuracies.get("knn", check.get("knn", check.get("knn_map")))
+    values = {name: result.get("map", result.get("accuracy")) for name, result in own.items()}
+    values = {"knn": check.get("knn", check.get("knn_map")), **values}
     images = [result.get("tested_images") for result in own.values()] + [check.get("knn_queries")]
-    return ListedRun(
-        path,
-        state,
-        headline(record).lower() if state == "finished" else "",
-        recipe,
-        data,
-        last["epoch"] + is_last,
-        epochs,
-        nbytes,
-        last_written(folder.metrics_file, folder.recipe_file),
-        knn if is_number(knn) else None,
-        accuracies.get("linear"),
-        next((count for count in images if isinstance(count, int)), None),
-        "knn_map" in check or any("map" in result for result in own.values()),
+    return replace(
+        found,
+        state=state,
+        verdict=headline(record).lower() if state == "finished" else "",
+        recipe=recipe,
+        data=data,
+        epochs_done=last["epoch"] + is_last,
+        epochs=epochs,
+        last_written=last_written(folder.metrics_file, folder.recipe_file),
+        tested_images=next((count for count in images if isinstance(count, int)), None),
+        has_several_labels="knn_map" in check or any("map" in result for result in own.values()),
+        **{name: value for name, value in values.items() if is_number(value)},  # type: ignore[arg-type]
     )
 
 
 def runs_table(runs: list[ListedRun], folder: Path) -> Table:
     """One row per run; `linear` is that of `evaluate linear` alone, `k-NN` else that of the last check."""
-    columns = ["run", "verdict", "recipe", "data", "epochs", "size", "age", "linear", "k-NN", "of"]
-    rows = []
+    columns, rows = ["run", "verdict", "recipe", "data", "epochs", "size", "age", "linear", "k-NN", "of"], []
     for run in runs:
         done = "" if run.epochs is None else f"{run.epochs_done}/{run.epochs}"
-        age = "" if run.last_written != run.last_written else duration(max(0.0, time.time() - run.last_written))
-        prefix = "mAP " * run.has_several_labels
-        figures = ["" if value is None else f"{prefix}{value:.1f}" for value in (run.linear, run.knn)]
+        age = "" if math.isnan(run.last_written) else duration(max(0.0, time.time() - run.last_written))
+        accuracies = ["" if v is None else f"{'mAP ' * run.has_several_labels}{v:.1f}" for v in (run.linear, run.knn)]
         images = "" if run.tested_images is None else f"{run.tested_images:,}"
         path = str(run.path.relative_to(folder)) if run.path != folder else str(run.path)
-        data = Path(run.data).name or run.data
-        size = f"{run.nbytes / 1e6:,.1f} MB"
-        age = " ".join(age.split()[:2])
-        rows.append([path, run.verdict or run.state, run.recipe, data, done, size, age, *figures, images])
+        about = [path, run.verdict or run.state, run.recipe, Path(run.data).name or run.data]
+        rows.append([*about, done, f"{run.nbytes / 1e6:,.1f} MB", " ".join(age.split()[:2]), *accuracies, images])
     notes = ["linear, k-NN: % of as many held-out images"] * any(run.tested_images is not None for run in runs)
-    notes += [f"{run.path}: {run.problem}; it can be resumed once that is restored" for run in runs if run.problem]
+    notes += [f"{run.path}: {run.problem}" for run in runs if run.problem]
     return Table(columns, rows, "llll" + "rrrrrr", notes=notes, optional=("recipe", "data", "age", "size"))
 
 
@@ -168,26 +169,214 @@ def list_recipes(
     $ supancl recipes imagenet100.supbyol
     """
     if name is None:
-        built = {key: recipe(key) for key in sorted(RECIPES, key=lambda key: not key.startswith("auto."))}
-        rows = [
-            {
-                "name": r.name,
-                "method": r.method,
-                "paper": r.paper,
-                "encoder": r.encoder.name,
-                "pixels": r.views.size if r.views.kind == "crops" else None,
-                "epochs": r.train.epochs,
-                "batch": r.train.batch_size,
-            }
-            for r in built.values()
-        ]
-        titles = {"name": "name", "paper": "in the paper", "encoder": "encoder", "pixels": "px", "epochs": "epochs"}
-        titles["batch"] = "batch"  # not the method: it is the end of the name
-        cells = [["" if row[key] is None else str(row[key]) for key in titles] for row in rows]
-        show(Table(list(titles.values()), cells, "lllrrr", optional=("in the paper",)))
-        return {"recipes": {r.name: r.paper for r in built.values()}, "rows": rows}
+        rows = []
+        for each in map(named_recipe, sorted(RECIPES, key=lambda key: not key.startswith("auto."))):
+            size = each.views.size if each.views.kind == "crops" else None
+            about = {"name": each.name, "paper": each.paper, "encoder": each.encoder.name, "pixels": size}
+            rows.append({**about, "epochs": each.train.epochs, "batch": each.train.batch_size, "method": each.method})
+        cells = [["" if value is None else str(value) for value in list(row.values())[:-1]] for row in rows]
+        columns = ["name", "in the paper", "encoder", "px", "epochs", "batch"]
+        show(Table(columns, cells, "lllrrr", optional=("in the paper",)))
+        return {"recipes": {row["name"]: row["paper"] for row in rows}, "rows": rows}
     selected = resolve_warmup(find_recipe(name, compat, {**settings, **parse_set(set)}))
     fields = selected.fields()
     lines = [[field, json.dumps(value), source] for field, (value, source) in fields.items()]
     show(plain_table(f"{selected.name}: {selected.method}, {selected.paper}", ["field", "value", "source"], lines))
     return {"name": selected.name, "fields": {key: {"value": v, "source": s} for key, (v, s) in fields.items()}}
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def show_data(
+    source: str | Path,
+    *,
+    recipe: str | None = None,
+    columns: str = "",
+    set: Mapping[str, Any] | list[str] | None = None,
+    out: str | Path | None = None,
+) -> dict[str, Any]:
+    """Summarize a source: images, labels and classes, unreadable files, and pictures of images and views.
+
+    Parameters
+    ----------
+    source
+        a folder, .npz, .csv, .parquet, .tar shards, torchvision:NAME@ROOT, hf:NAME or a built-in name
+    recipe
+        recipe whose views are drawn (default: the one that pretrain would choose)
+    columns
+        columns of a .csv, if they have other names: image=file,label=species[,split=part]
+    set
+        any field of data, such as data.limit=1000
+    out
+        folder for the pictures (default: runs/show-NNN)
+
+    Returns
+    -------
+    dict
+        counts, sizes, unreadable files and the paths of the pictures
+
+    Examples
+    --------
+    $ supancl data show photos
+    $ supancl data show labels.csv --out sheet
+    """
+    from supancl.data.opening import check_source, open_source
+    from supancl.data.sources.folder import check_out_folder
+    from supancl.data.splits import DataSpec
+    from supancl.recipes.auto import with_short_side
+
+    name, folder = str(source), Path(out) if out else next_folder("show")
+    if "@" not in name:
+        check_source(name)
+    for picture in ("images.png", "views.png"):
+        Output(folder / picture, (".png",)).check()
+    check_out_folder(name, folder)
+    shown = with_short_side(named_recipe(recipe)) if recipe else None
+    channels, side = (shown.encoder.channels, shown.data.short_side) if shown else (3, 256)
+    # writes no cache: every image is decoded once, and kept in memory only if there are few
+    spec = DataSpec(source=name, skip_bad_images=True, short_side=side, cache="never", memory_gb=0.25, columns=columns)
+    for field, value in parse_set(set).items():
+        section, _, inner = FIELDS.get(field, field).partition(".")
+        if section != "data" or not inner:
+            raise BadInput(f"{field}: only fields of data say how a source is read; leave it out")
+        spec = replaced(spec, inner, value, "data")
+    opened = open_source(spec, channels, lenient=True)
+    facts = describe_source(opened, spec)
+    print_facts(facts)
+    return facts | {"pictures": draw_sheets(opened, shown or fitting_recipe(opened, facts), folder)}
+
+
+def fitting_recipe(source: Source, facts: Mapping[str, Any]) -> Recipe:
+    """The recipe that `pretrain` would fit to these images."""
+    from supancl.core.precision import pick_device
+    from supancl.data.survey import Survey
+    from supancl.recipes.auto import default_recipe, fit_recipe, with_short_side
+
+    train = source.splits["train"]
+    survey = Survey(len(train), train.num_labelled, len(train.class_ids()), facts["sizes"]["short side"][1])
+    is_gpu = pick_device("auto").type == "cuda"
+    return with_short_side(fit_recipe(named_recipe(default_recipe(survey)), survey, is_gpu))
+
+
+def draw_sheets(source: Source, shown: Recipe, out: Path) -> list[str]:
+    """Pictures of the training images and of views of them; vectors have none."""
+    from supancl.data.views.specs import Crops
+    from supancl.reports.pictures import draw_image_sheet, draw_view_sheet
+
+    train = source.splits["train"]
+    if train.batch(train.index[:1] * 0).pixels.ndim != 4 or not isinstance(shown.views, Crops):
+        return []
+    make_folder(out)
+    draw_image_sheet(train, source.classes, out / "images.png")
+    draw_view_sheet(train, shown, out / "views.png")
+    say(f"contact sheets: {out / 'images.png'} and, of the views of {shown.name}, {out / 'views.png'}")
+    return [str(out / "images.png"), str(out / "views.png")]
+
+
+def describe_source(source: Source, spec: DataSpec) -> dict[str, Any]:
+    """Counts by split and class, unlabelled images last, and sizes as stored: [smallest, median, largest]."""
+    from supancl.data.labels import describe_labels
+    from supancl.data.opening import SKIPPED
+
+    splits, names = dict[str, dict[str, Any]](), [*source.classes, "(unlabelled)"]
+    histogram: dict[str, dict[str, int]] = {name: {} for name in names}
+    for split_name, split in source.splits.items():
+        splits[split_name] = {"images": len(split), "labelled": split.num_labelled, "classes": len(split.class_ids())}
+        if not split.all_labels.has_one_each:
+            splits[split_name]["labels_per_image"] = describe_labels(split.all_labels)
+        counts = [*split.all_labels.counts(len(source.classes)).tolist(), len(split) - split.num_labelled]
+        for name, count in zip(names, counts, strict=True):
+            histogram[name][split_name] = count
+    if not any(histogram["(unlabelled)"].values()):
+        del histogram["(unlabelled)"]
+    sizes = image_sizes(source)
+    sides = {"height": sizes[:, 0], "width": sizes[:, 1], "short side": sizes.min(1)}
+    return {
+        "source": spec.source,
+        "splits": splits,
+        "classes": len(source.classes),
+        **({"levels": np.bincount(source.levels).tolist()} if source.levels else {}),
+        "histogram": histogram,
+        "sizes": {name: [int(f(values)) for f in (np.min, np.median, np.max)] for name, values in sides.items()},
+        "unreadable": dict(source.skipped),
+        "empty_class_folders": list(source.empty_folders),
+        # unreadable images have their own entry
+        "remarks": [remark for remark in source.remarks if not remark.startswith(SKIPPED)],
+    }
+
+
+def image_sizes(source: Source) -> np.ndarray:
+    """(N, 2): height and width of every image as stored, read from file headers."""
+    from supancl.data.decode import map_in_order, upright_size
+
+    if source.items:
+        read = track(map_in_order(upright_size, source.items), "reading sizes", len(source.items))  # type: ignore[arg-type]
+        return np.array(list(read), np.int64).reshape(-1, 2)
+    shapes = [split.batch(split.index[:1] * 0).pixels.shape for split in source.splits.values()]
+    sizes = [shape[-2:] if len(shape) == 4 else (1, shape[-1]) for shape in shapes]
+    return np.repeat(np.array(sizes), [len(split) for split in source.splits.values()], axis=0)
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """Print the counts as tables; of many classes the largest and the smallest."""
+    splits, columns = facts["splits"], ("images", "labelled", "classes")
+    rows = [[name, *(f"{counts[key]:,}" for key in columns)] for name, counts in splits.items()]
+    show(plain_table(facts["source"], ["split", *columns], rows))
+    for name, counts in splits.items():
+        if labels := counts.get("labels_per_image"):
+            say(f"labels of {name}: up to {labels['most']} per image, {labels['mean']:g} on average")
+    if "levels" in facts:
+        say(f"levels: {len(facts['levels'])}; classes, the coarsest level first: {str(facts['levels'])[1:-1]}")
+    lines = sorted(facts["histogram"].items(), key=lambda item: -sum(item[1].values()))
+    totals = [sum(counts.values()) for _, counts in lines]
+    block, most = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#", max(totals, default=0) or 1
+    rows = [
+        [name, *(f"{counts[split]:,}" for split in splits), block * math.ceil(24 * total / most)]
+        for (name, counts), total in zip(lines, totals, strict=True)
+    ]
+    if len(rows) > 2 * MAX_CLASSES:
+        left_out = [f"... {len(rows) - 2 * MAX_CLASSES} more", *["" for _ in splits], ""]
+        rows = [*rows[:MAX_CLASSES], left_out, *rows[-MAX_CLASSES:]]
+    show(plain_table("images by class", ["class", *splits, ""], rows))
+    for side, (low, middle, high) in facts["sizes"].items():
+        say(f"{side}: {low} to {high} px, median {middle}")
+    for remark in facts["remarks"]:
+        say(f"remark: {remark}")
+    for title, entries in (
+        ("unreadable images", [f"{path}: {reason}" for path, reason in facts["unreadable"].items()]),
+        ("class folders without an image, which pretrain refuses", facts["empty_class_folders"]),
+    ):
+        if entries or title == "unreadable images":
+            for line in [f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries[:20])]:
+                say(line)
+
+
+def check(name: str, *, root: str | None = None) -> dict[str, Any]:
+    """Check whether a benchmark data set is complete and in the right layout; without a root, say where to get it.
+
+    Parameters
+    ----------
+    name
+        a benchmark, such as pets
+    root
+        the folder that contains it
+
+    Examples
+    --------
+    $ supancl data check pets
+    $ supancl data check pets --root benchmarks
+    """
+    from supancl.data.sources import benchmarks
+
+    if root is None:
+        text = benchmarks.download_instructions(name)
+        show(f"{text}\n")
+        return {"name": name, "where": text}
+    outcome = benchmarks.check_benchmark(name, Path(root))
+    for line in outcome.lines:
+        say(line)
+    result = {**asdict(outcome), "folder": str(outcome.folder), "ok": outcome.ok}
+    if not outcome.ok:
+        raise CheckFailed(f"{name} in {root} is incomplete; see: supancl data check {name}", result)
+    return result

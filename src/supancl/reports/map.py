@@ -1,12 +1,12 @@
-"""`supancl map`: the images of a source, their place, neighbours and predicted labels by each encoder, and the page."""
+"""The pages of `supancl map` and `supancl audit`: images by their features, and labels that look wrong."""
 
 from __future__ import annotations
 
 import colorsys
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.sources import held_out_mask, read_source, spec_for
 from supancl.files import absolute_path
 from supancl.probes import Features
-from supancl.probes.knn import count_votes, default_k, neighbours
-from supancl.reports.page import html_page, short_source
-from supancl.reports.pictures import COLOURS, Panel
-from supancl.reports.sprites import draw_sprites, pack_array, thumbnail_bytes
-from supancl.reports.tsne import check_tsne, nearest_images, tsne_map
+from supancl.probes.knn import Neighbours, count_votes, default_k, neighbours
+from supancl.reports.page import Banner, draw_sprites, html_page, pack_array, short_source
+from supancl.reports.pictures import COLOURS, Panel, check_tsne, tsne_map
+
+if TYPE_CHECKING:
+    from supancl.evaluation.audit import Audit, Outlier, Suspect
+    from supancl.evaluation.duplicates import DuplicatePair
 
 NEIGHBOURS = 12  # shown for an image
 MAX_IMAGES = 100_000
@@ -129,6 +131,12 @@ def make_map(title: str, values: Tensor, images: MappedImages, seed: int, device
     return EncoderMap(title, points, matches.rows.cpu().numpy(), *predict_by_neighbours(labelled, len(images.classes)))
 
 
+def nearest_images(values: Tensor, k: int, device: torch.device | str | None = None) -> Neighbours:
+    """The k images with the most similar features (cosine) of each image, labelled or not, without itself."""
+    everyone = Features(values, torch.zeros(len(values), dtype=torch.long))
+    return neighbours(everyone, values, k, leave_one_out=True, device=device)
+
+
 def predict_by_neighbours(features: Features, classes: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """For each image the label that its nearest other labelled images vote for, and its share of their votes."""
     values, labels = features
@@ -170,20 +178,30 @@ def choose_images(
         raise BadInput(f"{request.data}: images to show: {len(rows)}; a map needs at least two")
     in_train = held_out_mask(evaluated, request.data, source) if "train" in splits else None
     held_out = torch.zeros(len(labels), dtype=torch.bool)
-    nonempty_splits, names, split_names, start = [], [], [], 0
+    names, split_names, start = list[str](), list[str](), 0
     for name, split in splits.items():
-        positions = rows[(rows >= start) & (rows < start + len(split))] - start
         if name == "train" and in_train is not None:
             held_out[start : start + len(split)] = in_train
-        start += len(split)
-        if len(positions):
-            nonempty_splits.append(split.take(positions.to(split.index.device)))
+        positions = rows[(rows >= start) & (rows < start + len(split))] - start
         # the page may be saved anywhere, and so may its tables
         names += [absolute_path(path) if source.has_files else path for path in split.names_at(positions)]
         split_names += [name] * len(positions)
+        start += len(split)
+    shown_splits = take_rows(splits.values(), rows)
     shown_pairs = None if pairs is None else pairs[rows]
-    images = MappedImages(nonempty_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, shown_pairs)
+    images = MappedImages(shown_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, shown_pairs)
     return images, None if in_train is None else held_out[rows]
+
+
+def take_rows(splits: Iterable[Split], rows: Tensor) -> list[Split]:
+    """The images at these rows, which count through the splits and ascend."""
+    shown_splits, start = [], 0
+    for split in splits:
+        inside = rows[(rows >= start) & (rows < start + len(split))] - start
+        if len(inside):
+            shown_splits.append(split.take(inside.to(split.index.device)))
+        start += len(split)
+    return shown_splits
 
 
 def name_encoders(encoders: Sequence[EvaluatedEncoder], titles: Sequence[str]) -> list[str]:
@@ -215,29 +233,26 @@ def to_panels(images: MappedImages, maps: Sequence[EncoderMap]) -> list[Panel]:
 
 def map_page(source: str, images: MappedImages, maps: Sequence[EncoderMap]) -> str:
     """The page; at most 6 MB, or of many images 500 bytes each: thumbnails get the room that the rest leaves."""
-    data, count = page_data(images, maps), len(images.names)
-    sprites = draw_sprites(images.splits, thumbnail_bytes(count, data))
-    title = f"{short_source(source)}: {count:,} images"
+    data, title = page_data(images, maps), f"{short_source(source)}: {len(images.names):,} images"
     body = BODY.format(title=html.escape(title), columns=min(3, len(maps)))
-    return html_page(title, [body], data={"map": data, "sprites": sprites.to_page()}, scripts=SCRIPTS, is_full=True)
+    content = {"map": data, "sprites": draw_sprites(images.splits, data)}
+    return html_page(title, [body], data=content, scripts=SCRIPTS, is_full=True)
 
 
 def page_data(images: MappedImages, maps: Sequence[EncoderMap]) -> dict[str, Any]:
     """What map.js reads."""
-    count, is_labelled = len(images.names), images.labels >= 0
-    prefix = common_folder(images.names)
+    count, prefix = len(images.names), common_folder(images.names)
     splits = list(dict.fromkeys(images.split_names))
     row_type = np.uint16 if count <= np.iinfo(np.uint16).max else np.uint32
     # a fixed shuffle: drawn class by class, the last class would hide the others; unlabelled images are below all
     shuffled = np.random.default_rng(0).permutation(count)
-    order = shuffled[np.argsort(is_labelled[shuffled], kind="stable")]
-    return {
+    order = shuffled[np.argsort(images.labels[shuffled] >= 0, kind="stable")]
+    data: dict[str, Any] = {
         "names": [name[len(prefix) :] for name in images.names],
         "prefix": prefix,
         "classes": list(images.classes),
         "colours": class_colours(len(images.classes)),
         "labels": pack_array(images.labels.astype(np.int32)),
-        **label_sets(images),
         "splits": splits,
         "split_of": pack_array(np.array([splits.index(name) for name in images.split_names], np.uint8)),
         "order": pack_array(order.astype(row_type)),
@@ -252,21 +267,15 @@ def page_data(images: MappedImages, maps: Sequence[EncoderMap]) -> dict[str, Any
             for encoder_map in maps
         ],
     }
-
-
-def label_sets(images: MappedImages) -> dict[str, Any]:
-    """If images have several labels: each combination once, as its classes and the cell of a .csv, and whose it is."""
-    if images.pairs is None:
-        return {}
-    sets = [tuple(labels) for labels in Labels.of(images.pairs).entries()]
-    number = {labels: i for i, labels in enumerate(dict.fromkeys(sets))}
-    return {
-        "label_sets": [
+    if images.pairs is not None:  # each combination of labels once, as classes and the cell of a .csv, and whose it is
+        sets = [tuple(labels) for labels in Labels.of(images.pairs).entries()]
+        number = {labels: i for i, labels in enumerate(dict.fromkeys(sets))}
+        data["label_sets"] = [
             [[label for label, _ in labels], label_cell([(images.classes[label], weight) for label, weight in labels])]
             for labels in number
-        ],
-        "set_of": pack_array(np.array([number[labels] for labels in sets], np.int32)),
-    }
+        ]
+        data["set_of"] = pack_array(np.array([number[labels] for labels in sets], np.int32))
+    return data
 
 
 def class_colours(count: int) -> list[str]:
@@ -275,10 +284,107 @@ def class_colours(count: int) -> list[str]:
     >>> class_colours(2), len(set(class_colours(100)))
     (['#4477aa', '#ee6677'], 100)
     """
-    if count <= len(COLOURS):
-        return list(COLOURS[:count])
-    colours = []
-    for label in range(count):
-        red, green, blue = colorsys.hls_to_rgb(label * 0.618034 % 1, (0.42, 0.55, 0.68)[label % 3], 0.65)
-        colours.append(f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}")
-    return colours
+    colours = list(COLOURS[:count])
+    for label in range(count) if count > len(COLOURS) else ():
+        rgb = colorsys.hls_to_rgb(label * 0.618034 % 1, (0.42, 0.55, 0.68)[label % 3], 0.65)
+        colours.append("#" + "".join(f"{round(255 * part):02x}" for part in rgb))
+    return colours[-count:] if count else []
+
+
+# --- the audit --------------------------------------------------------------------------------------------------------
+
+MOST_SUSPECTS = 2_000  # on the page; the tables have all
+MOST_DUPLICATES = 1_000
+MOST_OUTLIERS = 500
+AUDIT_SCRIPTS = ("elements.js", "sprites.js", "audit.js")
+
+AUDIT_BODY = """<nav id="tabs" class="audit-row" aria-label="What was found"></nav>
+<div class="audit-row">
+<input id="search" type="search" placeholder="Search names and classes" aria-label="Search names and classes">
+<select id="class" aria-label="Class"><option value="">all classes</option></select>
+<select id="show" aria-label="Show"></select>
+</div>
+<div class="audit-row audit-turn"><span id="shown" role="status"></span>
+<button id="previous" type="button">Previous</button><span id="page" class="small"></span>
+<button id="next" type="button">Next</button><span class="fill"></span>
+<span id="decided" class="small" role="status"></span><button id="save" type="button">Save relabelled CSV</button></div>
+<p id="keys" class="small"><kbd>&darr;</kbd> <kbd>&uarr;</kbd> move, <kbd>r</kbd> relabel, <kbd>k</kbd> keep the label,
+<kbd>e</kbd> empty it, <kbd>u</kbd> undecided, <kbd>n</kbd> <kbd>p</kbd> next and previous page. A red frame marks a
+neighbour with another label. A score is the evidence for the given label, from 0 to 1. {saved}</p>
+<div id="list"></div>"""
+SAVED = (
+    "The CSV lists all images, with the labels as you leave them: <code>supancl pretrain --data relabelled.csv</code>",
+    "The CSV lists the images that you decided on.",  # they are no files, so that it is no source
+)
+
+
+def audit_page(audit: Audit) -> str:
+    """The page; thumbnails are as small as the number of images shown needs."""
+    from supancl.evaluation.audit import describe
+
+    labels, split_names = audit.images.labels, audit.images.split_names
+
+    def rank(pair: DuplicatePair) -> tuple[bool, bool, float]:
+        first, second = pair.first, pair.second
+        return bool(labels[first] == labels[second]), split_names[first] == split_names[second], pair.difference
+
+    duplicates = sorted(audit.duplicates, key=rank)[:MOST_DUPLICATES]  # those that matter most first
+    suspects, outliers = audit.suspects[:MOST_SUSPECTS], audit.outliers[:MOST_OUTLIERS]
+    listed = [suspect.row for suspect in suspects] + [outlier.row for outlier in outliers]
+    pairs = {row for pair in duplicates for row in pair[:2]}
+    rows = sorted(pairs.union(listed, audit.neighbours[listed].flatten().tolist()))
+    data = audit_data(audit, rows, suspects, duplicates, outliers)
+    sprites = draw_sprites(take_rows(audit.images.splits.values(), torch.tensor(rows, dtype=torch.long)), data)
+    title = f"Audit of {short_source(audit.images.source)}: {len(audit.images.names):,} images"
+    share, *lines = (f"{line[0].upper()}{line[1:]}." for line in describe(audit))
+    found = f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
+    body = AUDIT_BODY.format(saved=SAVED[not audit.images.has_files])
+    banners = [Banner("unclear", "", share)]
+    content = {"audit": data, "sprites": sprites}
+    return html_page(title, [found, body], banners=banners, data=content, scripts=AUDIT_SCRIPTS)
+
+
+def audit_data(
+    audit: Audit,
+    rows: list[int],
+    suspects: Sequence[Suspect],
+    duplicates: Sequence[DuplicatePair],
+    outliers: Sequence[Outlier],
+) -> dict[str, Any]:
+    """What audit.js reads; images are numbered as they are on the page, and those that are files follow without one."""
+    images = audit.images
+    rest = sorted(set(range(len(images.names))) - set(rows)) if images.has_files else []
+    listed, number = [*rows, *rest], {row: i for i, row in enumerate(rows)}
+    names = [absolute_path(images.names[row]) if images.has_files else images.names[row] for row in listed]
+    prefix = common_folder(names) if names else ""
+    splits = list(dict.fromkeys(images.split_names))
+
+    def entry(row: int, **more: Any) -> dict[str, Any]:
+        return {"images": [number[row]], "neighbours": [number[i] for i in audit.neighbours[row].tolist()], **more}
+
+    return {
+        "names": [name[len(prefix) :] for name in names],
+        "prefix": prefix,
+        "classes": list(images.classes),
+        "hasFiles": images.has_files,
+        "labels": pack_array(images.labels[listed].numpy().astype(np.int32)),
+        "splits": splits,
+        "split_of": pack_array(np.array([splits.index(images.split_names[row]) for row in listed], np.uint8)),
+        "suspects": {
+            "total": len(audit.suspects),
+            "entries": [
+                entry(s.row, suggested=s.suggested, value=s.score, suggestedScore=s.suggested_score) for s in suspects
+            ],
+        },
+        "duplicates": {
+            "total": len(audit.duplicates),
+            "entries": [
+                {"images": [number[p.first], number[p.second]], "kind": p.kind, "value": round(p.difference, 1)}
+                for p in duplicates
+            ],
+        },
+        "outliers": {
+            "total": len(audit.outliers),
+            "entries": [entry(outlier.row, value=outlier.factor) for outlier in outliers],
+        },
+    }

@@ -1,24 +1,35 @@
-"""The one shell of every HTML page: verdicts, sections, tables, charts and links, in a file that needs no network."""
+"""The one shell of every HTML page: verdicts, sections, charts, links and thumbnails in a file without a network."""
 
 from __future__ import annotations
 
 import base64
 import html
+import io
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from PIL import Image
+
 from supancl.errors import make_visible
 from supancl.files import Output, jsonable, open_regular, write_text
+from supancl.reporter import report_progress
 from supancl.version import __version__
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from supancl.data.splits import Split
     from supancl.stats import Tone
+else:
+    from supancl.lazy import torch
 
 GENERATOR = '<meta name="generator" content="supancl">'
 # nothing is fetched, whatever a name in the data contains; blob: is for files that the reader saves
@@ -75,14 +86,14 @@ def html_page(
         f'<script type="application/json" id="data-{name}">{_json_for_html(value)}</script>'
         for name, value in (data or {}).items()
     )
-    code = "\n".join(f"<script>\n{read_asset(name)}</script>" for name in ("theme.js", *scripts))
+    code = "\n".join(f"<script>\n{_read_asset(name)}</script>" for name in ("theme.js", *scripts))
     foot = "" if is_full else f'<p class="small">supancl {__version__}</p>'
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 {GENERATOR}
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{html.escape(title)}</title><style>
-{read_asset("page.css")}</style></head><body{' class="full"' if is_full else ""}>
+{_read_asset("page.css")}</style></head><body{' class="full"' if is_full else ""}>
 <button id="theme" type="button"></button>
 {body}{foot}
 {elements}
@@ -165,11 +176,11 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
     return f'<table class="histogram"><tbody>{lines}</tbody></table>' if lines else ""
 
 
-def pictures(tiles: Iterable[tuple[bytes, str]], columns: int = 0) -> str:
-    """WebP pictures with a text below each, in `columns` of equal width."""
+def pictures(tiles: Iterable[tuple[Image.Image, str]], columns: int = 0) -> str:
+    """Pictures with a text below each, in `columns` of equal width."""
     cells = "".join(
-        f'<figure><img alt="{html.escape(text)}" src="{data_url(tile)}"><figcaption>{wrappable(text)}</figcaption>'
-        "</figure>"
+        f'<figure><img alt="{html.escape(text)}" src="data:image/webp;base64,{_base64(_to_webp(tile))}">'
+        f"<figcaption>{wrappable(text)}</figcaption></figure>"
         for tile, text in tiles
     )
     style = f' style="--columns: {columns}"' if columns else ""
@@ -181,27 +192,22 @@ def beside(*blocks: str) -> str:
     return f'<div class="beside">{"".join(f"<div>{block}</div>" for block in blocks if block)}</div>'
 
 
-@lru_cache
-def read_asset(name: str) -> str:
-    return resources.files("supancl.reports").joinpath("assets", name).read_text(encoding="utf-8")
-
-
 def wrappable(text: str) -> str:
     """A name as HTML that may wrap after underscores: `english_cocker_spaniel`."""
     return html.escape(text).replace("_", "_<wbr>")
 
 
-def data_url(content: bytes, kind: str = "image/webp") -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
 def short_source(source: str) -> str:
-    """Sources for a heading: a run knows where its files lie, and a page that is mailed should not begin with that.
+    """Sources for a heading, without the folders that they lie in.
 
     >>> short_source("/home/ann/photos + labels.csv")
     'photos + labels.csv'
     """
     return " + ".join(Path(part).name or part if Path(part).is_absolute() else part for part in source.split(" + "))
+
+
+def _read_asset(name: str) -> str:
+    return resources.files("supancl.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _json_for_html(value: Any) -> str:
@@ -215,3 +221,77 @@ def _visible(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {make_visible(str(key)): _visible(item) for key, item in value.items()}
     return [_visible(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# --- thumbnails -------------------------------------------------------------------------------------------------------
+
+SHEET_SIDE = 2048  # pixels: a browser decodes a sheet in one piece
+SIDES = {2_000: 96, 10_000: 64, 20_000: 48}  # up to so many images -> side of a thumbnail; else 32
+QUALITIES = (95, 85, 75, 60, 45, 30, 15, 5)  # of WebP, tried in turn until a sheet is small enough
+BYTES_PER_IMAGE = 490  # of a whole page: less than 25 MB for 50,000 images
+USUAL_BYTES = 6e6  # a page of few images may have these
+
+
+def pack_array(values: np.ndarray) -> dict[str, str]:
+    """An array as base64, for unpackArray of sprites.js; numbers as text would take three times the space."""
+    little_endian = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
+    return {"dtype": values.dtype.name, "base64": _base64(little_endian.tobytes())}
+
+
+def draw_sprites(splits: Sequence[Split], page_data: Any, side: int | None = None) -> dict[str, Any]:
+    """Thumbnails of every image of the splits on WebP sheets, for sprites.js.
+
+    They are compressed until the page with `page_data` is at most 6 MB, or 490 bytes per image if there are many.
+    """
+    count, quality = sum(map(len, splits)), 0
+    room = max(USUAL_BYTES, BYTES_PER_IMAGE * count) - len(json.dumps(page_data))
+    limit = max(60.0, 0.75 * room / max(1, count))  # bytes of an image; base64 makes four of three
+    side = side or next((size for most, size in SIDES.items() if count <= most), 32)
+    columns, sheets, sizes = SHEET_SIDE // side, list[str](), np.zeros((count, 2), np.uint8)
+    tiles = (thumbnail(image, side) for split in splits for image in iter_images(split))
+    for start in range(0, count, columns**2):
+        part = list(islice(tiles, columns**2))
+        rows = -(-len(part) // columns)
+        sheet = Image.new("RGB", (min(columns, len(part)) * side, rows * side), "#808080")
+        for i, tile in enumerate(part):
+            sheet.paste(tile, (i % columns * side, i // columns * side))
+            sizes[start + i] = tile.size
+        content = _to_webp(sheet, QUALITIES[quality])
+        while len(content) > limit * len(part) and quality < len(QUALITIES) - 1:
+            quality += 1
+            content = _to_webp(sheet, QUALITIES[quality])
+        sheets.append(_base64(content))
+        report_progress("thumbnails", start + len(part), count)
+    return {"side": side, "columns": columns, "sheets": sheets, "sizes": pack_array(sizes)}
+
+
+def iter_images(split: Split) -> Iterator[Image.Image]:
+    """Each image of the split."""
+    for positions in torch.arange(len(split)).split(256):
+        batch = split.batch(positions)
+        yield from (to_image(batch.image(row)) for row in range(len(positions)))
+
+
+def to_image(pixels: Tensor) -> Image.Image:
+    """uint8 pixels (C, H, W) as an RGB image; of more than three channels the first three."""
+    array = pixels[:3].cpu().permute(1, 2, 0).numpy()
+    return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] < 3 else array)).convert("RGB")
+
+
+def thumbnail(image: Image.Image, side: int, enlarges: bool = False) -> Image.Image:
+    """The image, reduced to fit into a square of this side."""
+    scale = side / max(image.size)
+    if scale >= 1 and not enlarges:
+        return image
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS)
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _to_webp(image: Image.Image, quality: int = 85) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "WEBP", quality=quality, method=4)
+    return file.getvalue()

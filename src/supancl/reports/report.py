@@ -1,44 +1,67 @@
-"""The report of one or several runs: verdict, curves, evaluations, predictions, data and settings on one page."""
+"""The report of one or several runs, and the page of a comparison: lists of sections on the shell of page.py."""
 
 from __future__ import annotations
 
 import html
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from supancl.data.labels import label_texts
+from supancl.data.opening import peek_data
+from supancl.errors import SupanclError
 from supancl.evaluation.naming import data_name, figure_of, source_of
-from supancl.reports.page import Banner, Section, bars, beside, charts, html_page, pictures, wrappable
-from supancl.reports.run_record import RunRecord, format_interval, is_number
-from supancl.reports.samples import Answers, Samples
+from supancl.files import reason
+from supancl.reports.page import (
+    Banner,
+    Section,
+    bars,
+    beside,
+    charts,
+    html_page,
+    pictures,
+    thumbnail,
+    to_image,
+    wrappable,
+)
+from supancl.reports.pictures import UNLABELLED, pick_by_class, render_views
 from supancl.reports.tables import Cell, Row, Table, to_html
-from supancl.reports.verdict import Verdict, find_verdict, judge_result, own_evaluations, rank_bound
-from supancl.stats import duration
+from supancl.reports.verdict import (
+    RunRecord,
+    Verdict,
+    find_verdict,
+    format_interval,
+    is_number,
+    judge_result,
+    own_evaluations,
+    rank_bound,
+    read_record,
+)
+from supancl.stats import Tone, duration
 from supancl.training.monitor import COLLAPSED_STD
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Records = Mapping[str, RunRecord]
 Result = Mapping[str, Any]
-# shown first; all others are behind a click
 MAIN_SETTINGS = (
-    "method", "data.source", "data.limit", "data.labelled", "encoder.name", "views.size", "loss.kind", "loss.alpha",
-    "loss.temperature", "pool.kind", "pool.size", "branches.target", "branches.momentum", "optimizer.name",
-    "optimizer.lr", "optimizer.reference_batch", "optimizer.weight_decay", "schedule.warmup_epochs", "train.epochs",
-    "train.batch_size", "train.seed", "train.precision", "compat",
-)  # fmt: skip
-NOT_A_SETTING = ("name", "paper")
-WORDS = {
-    "k-NN, linear": "share of held-out images that get their label from the nearest training images, or from a linear "
-    "classifier on the features; the linear accuracy in the table is that of evaluate linear where it was measured",
-    "targets": "what the network has to predict for a batch: its projections of the images",
-    "effective rank": "how many directions the targets use; a fall towards 1 is a collapse",
-    "relative std": "how far the targets are spread: 1 evenly, 0 all images get the same one",
-    "S_W/S_T": "share of the features' variance that lies within classes; the lower, the tighter the classes",
-    "pool": "the stored targets of earlier batches; an image is drawn to those of its class",
-}
-KEYS = "Point at a chart or use arrow keys to read values; drag to zoom in, double-click to see everything."
+    "method",
+    "data.source",
+    "encoder.name",
+    "loss.alpha",
+    "train.epochs",
+    "train.batch_size",
+    "optimizer.lr",
+)
 MOST_CLASSES = 24  # in a histogram, a matrix and a list of accuracies; of more the largest and the smallest are listed
-MOST_CONFUSED = 10  # pairs of classes
+TILE, SHOWN = 112, 8  # side of a picture, and how many predictions of a kind are shown
 
 
 def report_page(records: Records, samples: Mapping[str, Samples] | None = None) -> str:
@@ -46,25 +69,42 @@ def report_page(records: Records, samples: Mapping[str, Samples] | None = None) 
     verdicts = {name: find_verdict(record) for name, record in records.items()}
     specs, shown = make_charts(records), samples or {}
     first = [name for name in MAIN_CHARTS if name in specs]
-    words = "".join(f"<li><b>{word}</b>: {text}</li>" for word, text in WORDS.items())
     sections: list[Section | str] = [
         to_html(_overview(records, verdicts)),
-        Section("Curves", charts(first) or "<p>Nothing is logged.</p>", KEYS if first else ""),
+        Section("Curves", charts(first) or "<p>Nothing is logged.</p>", "Arrow keys read values; drag to zoom in."),
         Section("More curves", charts(name for name in specs if name not in first), is_folded=True),
-        Section("What do the words mean?", f"<ul>{words}</ul>", is_folded=True),
         _evaluations(records),
         *(_predictions(records, name, one.answers) for name, one in shown.items() if one.answers is not None),
-        _data(records, shown),
-        *_recipe(records),
-        _conditions(records),
+        Section("Data", "".join(_data(name, record, shown.get(name)) for name, record in records.items())),
+        *_settings(records),
     ]
     title = f"Report: {next(iter(records))}" if len(records) == 1 else f"Report: {len(records)} runs"
     banners = [
         Banner(v.tone, f"{name}: {v.headline}." if len(records) > 1 else f"{v.headline}.", v.detail, v.state)
         for name, v in verdicts.items()
     ]
-    scripts = ["charts.js"] * bool(specs)
-    return html_page(title, sections, banners=banners, data={"charts": specs}, scripts=scripts)
+    return html_page(title, sections, banners=banners, data={"charts": specs}, scripts=["charts.js"] * bool(specs))
+
+
+def comparison_page(table: Table, tone: Tone, findings: Sequence[str], runs: Sequence[str], out: Path) -> str:
+    """What was found, the table, curves of the runs in this folder, and links to their reports."""
+    records = {name: read_record(out / name) for name in runs}
+    specs, rows = make_charts(records), []
+    for name, record in records.items():
+        label, report = html.escape(name), record.folder / "report.html"
+        if report.is_file():
+            label = f'<a href="{html.escape(os.path.relpath(report, out))}">{label}</a>'
+        sentence = html.escape(find_verdict(record).sentence)
+        rows.append(f'<tr><td class="word">{label}</td><td class="word long">{sentence}</td></tr>')
+    notes = "".join(f'<p class="small">{html.escape(note)}</p>' for note in [*table.notes, *findings[1:]])
+    headline = {"good": "A clear difference.", "unclear": "No clear difference.", "bad": "No winner."}[tone]
+    sections: list[Section | str] = [
+        to_html(table) + notes,
+        Section("Curves", charts(name for name in MAIN_CHARTS if name in specs), "One curve for each run."),
+        Section("Runs", f"<table><tbody>{''.join(rows)}</tbody></table>" if rows else ""),
+    ]
+    banners, title = [Banner(tone, headline, findings[0])], table.caption[:1].upper() + table.caption[1:]
+    return html_page(title, sections, banners=banners, data={"charts": specs}, scripts=["charts.js"] * bool(specs))
 
 
 def name_runs(paths: Sequence[Path]) -> dict[str, Path]:
@@ -74,24 +114,16 @@ def name_runs(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def _overview(records: Records, verdicts: Mapping[str, Verdict]) -> Table:
-    columns = ["run", "state", "linear %", "k-NN %", "epochs", "rank", "std", "training", "recipe"]
+    columns = ["run", "state", "linear %", "k-NN %", "epochs", "rank", "std", "training", "device", "recipe"]
     rows: list[Row] = []
     for name, record in records.items():
         done = record.epochs if record.end_step is not None else record.epochs_done
-        epochs = f"{done}" if done == record.epochs else f"{done} of {record.epochs}" if record.epochs else ""
-        rows.append(
-            [
-                name,
-                verdicts[name].state,
-                *(_accuracy(record, key) for key in ("linear", "knn")),
-                epochs,
-                _text(record.last("effective_rank"), "{:.1f}"),
-                _text(record.last("std"), "{:.3f}"),
-                duration(record.seconds) if record.seconds else "",
-                str(record.settings.get("name", "")),
-            ]
-        )
-    return Table(columns, rows, "llrrrrrrl")
+        accuracies = [_accuracy(record, key) for key in ("linear", "knn")]
+        last = [_text(record.last("effective_rank"), "{:.1f}"), _text(record.last("std"), "{:.3f}")]
+        about = [str(record.content.get("hardware") or ""), str(record.settings.get("name", ""))]
+        time = duration(record.seconds) if record.seconds else ""
+        rows.append([name, verdicts[name].state, *accuracies, f"{done or 0} of {record.epochs}", *last, time, *about])
+    return Table(columns, rows, "llrrrrrrwl")
 
 
 def _accuracy(record: RunRecord, key: str) -> Cell:
@@ -99,11 +131,11 @@ def _accuracy(record: RunRecord, key: str) -> Cell:
     if result := own_evaluations(record).get(key):
         return _figure_cell(result)
     check = record.checks[-1] if record.checks else {}
-    prefix = "mAP " if not is_number(check.get(key)) and is_number(check.get(f"{key}_map")) else ""
-    key = f"{key}_map" if prefix else key
-    if not is_number(check.get(key)):
+    found = next((name for name in (key, f"{key}_map") if is_number(check.get(name))), None)
+    if found is None:
         return Cell("")
-    return Cell(f"{prefix}{check[key]:.1f}", suffix=f"{format_interval(check.get(f'{key}_interval'))} last check")
+    interval = f"{format_interval(check.get(f'{found}_interval'))} last check"
+    return Cell(f"{'mAP ' if found != key else ''}{check[found]:.1f}", suffix=interval)
 
 
 def _text(value: Any, form: str) -> str:
@@ -115,52 +147,42 @@ def _text(value: Any, form: str) -> str:
 
 def _evaluations(records: Records) -> Section:
     """Every result with its interval, chance and baselines; on the same images the best run is bold."""
-    rows, variances = [], []
-    values: dict[tuple[str, str], list[float]] = {}
-    for record in records.values():
-        for stem, result in record.evaluations.items():
-            if (figure := figure_of(result)) is not None and is_number(figure.value):
-                values.setdefault((stem, str(result.get("tested_on"))), []).append(figure.value)
+    lines: list[tuple[str, str, Result]] = []
     for name, record in records.items():
-        run = [name] * (len(records) > 1)
         for stem, result in record.evaluations.items():
-            if is_number(result.get("ratio")):
-                cells = (_text(result.get(key), "{:.3f}") for key in ("ratio", "effective_rank"))
-                variances.append([*run, stem, _data_name(result), *cells])
-            if (figure := figure_of(result)) is None or not is_number(figure.value):
-                continue
-            shared = values[stem, str(result.get("tested_on"))]
-            is_best = len(shared) > 1 and figure.value == max(shared)
-            rows.append([*run, *_figure_row(stem, result, is_best)])
-            levels = result.get("levels")
-            for level in levels if isinstance(levels, list) else ():
-                if isinstance(level, Mapping):
-                    rows.append([*run, *_figure_row(f"{stem}, level {level.get('level')}", {**level, "source": ""})])
-    first, align = ["run"] * (len(records) > 1), "l" * (len(records) > 1)
-    columns = [*first, "evaluation", "data", "accuracy %", "images", "chance", "random weights", "finding"]
-    body = to_html(Table(columns, rows, f"{align}llrrrrw")) if rows else ""
-    if variances:
-        columns = [*first, "evaluation", "data", "S_W/S_T", "effective rank"]
-        body += to_html(Table(columns, variances, f"{align}llrr"))
+            lines.append((name, stem, result))
+            levels = [level for level in _listed(result.get("levels")) if isinstance(level, Mapping)]
+            lines += [(name, f"{stem}, level {level.get('level')}", {**level, "source": ""}) for level in levels]
+    values: dict[tuple[str, str], list[float]] = {}
+    for _, stem, result in lines:
+        if (figure := figure_of(result)) is not None:
+            values.setdefault((stem, str(result.get("tested_on"))), []).append(figure.value)
+    rows: list[Row] = []
+    for name, stem, result in lines:
+        untrained = next((row for row in _baselines(result) if row.get("name") == "random weights"), {})
+        figure, shared = figure_of(result), values.get((stem, str(result.get("tested_on"))), [])
+        found = judge_result(result) if _baselines(result) else None
+        cell = _figure_cell(result)
+        if figure is not None and len(shared) > 1 and figure.value == max(shared):
+            cell = cell._replace(mark="best")
+        if figure is None and is_number(result.get("ratio")):
+            cell = Cell(f"S_W/S_T {result['ratio']:.3f}")
+        images = result.get("tested_images", result.get("queries", result.get("images")))
+        data = data_name(source_of(result) or str(result.get("data") or "")) if result.get("source") != "" else ""
+        numbers = [_text(images, "{:,}"), _text(result.get("chance"), "{:.1f}")]
+        rows.append([name, stem, data, cell, *numbers, _figure_cell(untrained), found.text if found else ""])
+    columns = ["run", "evaluation", "data", "accuracy %", "images", "chance", "random weights", "finding"]
     nothing = "<p>There are none yet: supancl evaluate RUN measures k-NN and linear accuracy.</p>"
-    return Section("Evaluations", body or nothing, "In brackets 95% intervals." if rows else "")
+    body = to_html(Table(columns, rows, "lllrrrrw")) if rows else nothing
+    return Section("Evaluations", body, "In brackets 95% intervals." if rows else "")
 
 
-def _figure_row(stem: str, result: Result, is_best: bool = False) -> Row:
-    baselines = result.get("baselines")
-    rows = [row for row in (baselines if isinstance(baselines, list) else ()) if isinstance(row, Mapping)]
-    untrained = next((row for row in rows if row.get("name") == "random weights"), {})
-    images = result.get("tested_images", result.get("queries", result.get("images")))
-    found = judge_result(result) if rows else None
-    return [
-        stem,
-        _data_name(result),
-        _figure_cell(result)._replace(mark="best" if is_best else ""),
-        _text(images, "{:,}"),
-        _text(result.get("chance"), "{:.1f}"),
-        _figure_cell(untrained),
-        found.text if found else "",
-    ]
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _baselines(result: Result) -> list[Result]:
+    return [row for row in _listed(result.get("baselines")) if isinstance(row, Mapping)]
 
 
 def _figure_cell(result: Result) -> Cell:
@@ -168,36 +190,103 @@ def _figure_cell(result: Result) -> Cell:
     figure = figure_of(result)
     if figure is None or not is_number(figure.value):
         return Cell("")
-    ends = format_interval(figure.interval)
-    half_width = "" if ends else _text(result.get("interval"), "{:.2f}")
-    return Cell(f"{'' if figure.name == 'accuracy' else 'mAP '}{figure.value:.2f}", half_width, suffix=ends)
-
-
-def _data_name(result: Result) -> str:
-    return data_name(source_of(result) or str(result.get("data") or "")) if result.get("source") != "" else ""
+    ends = format_interval(figure.interval) or _text(result.get("interval"), "± {:.2f}")
+    return Cell(f"{'' if figure.name == 'accuracy' else 'mAP '}{figure.value:.2f}", suffix=ends)
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
+class Answers(NamedTuple):
+    """What a linear classifier on the run's features answers about labelled held-out images, and some of them."""
+
+    truth: Tensor
+    predicted: Tensor
+    right: Sequence[tuple[Image, str]]  # the most confident ones
+    wrong: Sequence[tuple[Image, str]]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Training images by class, largest first, rows of an image with its views, answers, and what was not shown."""
+
+    counts: Sequence[tuple[str, int]] = ()
+    views: Sequence[tuple[str, Sequence[Image]]] = ()
+    answers: Answers | None = None
+    problems: Sequence[str] = ()
+
+
+def open_samples(record: RunRecord) -> Samples:
+    """Those of a run whose data can still be opened. Answers need an evaluation, which has computed the features."""
+    samples, recipe = Samples(), record.recipe
+    try:
+        if recipe is None:
+            raise ValueError("this version cannot build the recipe")
+        data = peek_data(recipe.data, recipe.encoder.channels)
+        if data.train.is_streamed:
+            raise ValueError("they are streamed from shards")
+        counts = data.train.all_labels.counts(len(data.classes)).tolist()
+        named = [*zip(data.classes, counts, strict=True), (UNLABELLED, len(data.train) - data.train.num_labelled)]
+        samples = Samples(sorted((item for item in named if item[1]), key=lambda item: -item[1]))
+        if record.about("data").get("fingerprint") not in (None, data.summary.get("fingerprint")):
+            raise ValueError("the files or labels have changed since the run")
+        positions = pick_by_class(data.train.labels, 4)
+        texts = label_texts(data.train.all_labels, positions, data.classes, UNLABELLED)
+        views = zip(texts, render_views(data.train, recipe, positions, 4), strict=False)
+        samples = replace(samples, views=list(views))
+        if own_evaluations(record) and data.train.all_labels.has_one_each and data.classes == tuple(record.classes):
+            samples = replace(samples, answers=find_answers(record.folder))
+    except (SupanclError, OSError, ValueError, RuntimeError, ImportError) as error:
+        line = str(error) if isinstance(error, SupanclError) else reason(error)
+        return replace(samples, problems=[f"Some images are not shown: {line}."])
+    return samples
+
+
+def find_answers(run: Path) -> Answers:
+    """Fit a linear classifier on the training images, as `predict` does, and ask it about the held-out ones."""
+    from supancl.core.precision import pick_device
+    from supancl.evaluation.encoder import EvaluationOptions, open_evaluated_encoder
+    from supancl.evaluation.sources import data_for
+    from supancl.probes import Features
+    from supancl.probes.classifiers import fit_linear_classifier, fit_temperature, rank_classes
+
+    evaluated = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")))
+    data = data_for(evaluated, None, "margin")
+    train, held_out = (evaluated.features(split.labelled()) for split in (data.train, data.held_out))
+    chooses = data.summary.get("held_out_from") != "test"
+    choosing = held_out if chooses else Features(held_out.values[:0], held_out.labels[:0])
+    classifier, _ = fit_linear_classifier(train, choosing, len(data.classes), evaluated.options.device)
+    temperature = fit_temperature(classifier.logits(held_out.values), held_out.labels)
+    ranked = rank_classes(classifier, held_out.values, len(data.classes), temperature=temperature)
+    predicted, confidence = ranked.labels[:, 0], ranked.confidence
+    order, is_right = confidence.argsort(descending=True), predicted == held_out.labels
+    images = data.held_out.labelled()
+
+    def show(positions: Tensor) -> list[tuple[Image, str]]:
+        shown = []
+        for position in positions[:SHOWN].tolist():
+            answer, truth = data.classes[int(predicted[position])], data.classes[int(held_out.labels[position])]
+            text = f"{answer} {100 * float(confidence[position]):.0f}%" + f", is {truth}" * (answer != truth)
+            shown.append((thumbnail(to_image(images.batch(torch.tensor([position])).image(0)), TILE, True), text))
+        return shown
+
+    return Answers(held_out.labels, predicted, show(order[is_right[order]]), show(order[~is_right[order]]))
+
+
 def _predictions(records: Records, name: str, answers: Answers) -> Section:
     """Accuracy per class, which classes are confused, and the images that the classifier is most sure about."""
-    classes = records[name].classes
-    truth, predicted = answers.truth.tolist(), answers.predicted.tolist()
+    classes, truth = records[name].classes, answers.truth.tolist()
     counts = [[0] * len(classes) for _ in classes]
-    for label, answer in zip(truth, predicted, strict=True):
+    for label, answer in zip(truth, answers.predicted.tolist(), strict=True):
         counts[label][answer] += 1
-    tested = [number for number, row in enumerate(counts) if sum(row)]
-    share = {number: 100 * counts[number][number] / sum(counts[number]) for number in tested}
-    ordered = sorted(tested, key=lambda number: share[number])
-    listed = ordered if len(ordered) <= MOST_CLASSES else [*ordered[:12], *ordered[-12:]]
-    per_class = [(classes[n], share[n], f"{share[n]:.0f}% of {sum(counts[n])}") for n in listed]
-    missed = sorted(((counts[a][b], a, b) for a in tested for b in tested if a != b and counts[a][b]), reverse=True)
-    pairs = [[f"{count}", classes[a], classes[b]] for count, a, b in missed[:MOST_CONFUSED]]
-    confused = to_html(Table(["images", "label", "predicted"], pairs, "rll")) if pairs else "<p>None.</p>"
-    matrix = _matrix(counts, classes) if len(classes) <= MOST_CLASSES else ""
-    blocks = [f"<h3>Accuracy per class</h3>{bars(per_class)}"]
-    blocks.append(f"<h3>Confusion matrix</h3>{matrix}" if matrix else f"<h3>Most often confused</h3>{confused}")
+    shares = sorted((100 * row[number] / sum(row), number) for number, row in enumerate(counts) if sum(row))
+    per_class = [(classes[n], share, f"{share:.0f}% of {sum(counts[n])}") for share, n in _both_ends(shares)]
+    if len(classes) <= MOST_CLASSES:
+        confused = f"<h3>Confusion matrix</h3>{_matrix(counts, classes)}"
+    else:
+        missed = [(n, a, b) for a, row in enumerate(counts) for b, n in enumerate(row) if a != b and n]
+        pairs = [[f"{n}", classes[a], classes[b]] for n, a, b in sorted(missed, reverse=True)[:10]]
+        confused = f"<h3>Most often confused</h3>{to_html(Table(['images', 'label', 'predicted'], pairs, 'rll'))}"
     seen = [
         f"<h3>{title}</h3>{pictures(tiles)}"
         for title, tiles in (("Most confident and wrong", answers.wrong), ("Most confident and right", answers.right))
@@ -205,7 +294,12 @@ def _predictions(records: Records, name: str, answers: Answers) -> Section:
     ]
     title = f"Predictions: {name}" if len(records) > 1 else "Predictions"
     note = f"Held-out images: {len(truth):,}; by a linear classifier on the features of the training images."
-    return Section(title, beside(*blocks) + beside(*seen), note)
+    return Section(title, beside(f"<h3>Accuracy per class</h3>{bars(per_class)}", confused) + beside(*seen), note)
+
+
+def _both_ends(rows: Sequence[Any]) -> Sequence[Any]:
+    half = MOST_CLASSES // 2
+    return rows if len(rows) <= MOST_CLASSES else [*rows[:half], *rows[-half:]]
 
 
 def _matrix(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
@@ -224,97 +318,58 @@ def _matrix(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
     return f'<div class="wide"><table class="matrix">{body}</table></div>'
 
 
-# --- data, recipe, conditions -----------------------------------------------------------------------------------------
+# --- data and settings ------------------------------------------------------------------------------------------------
 
 
-def _data(records: Records, samples: Mapping[str, Samples]) -> Section:
-    """Each data set once, with the runs that use it."""
-    runs_by_data: dict[str, list[str]] = {}
-    for name, record in records.items():
-        about = record.about("data")
-        key = str(about.get("fingerprint") or about.get("source") or record.settings.get("data.source") or name)
-        runs_by_data.setdefault(key, []).append(name)
-    blocks = []
-    for names in runs_by_data.values():
-        about = records[names[0]].about("data")
-        keys = {
-            "train": "train",
-            "labelled": "labelled",
-            "held_out": "held out",
-            "classes": "classes",
-            "skipped": "skipped",
-        }
-        counts = ", ".join(f"{word}: {about[key]:,}" for key, word in keys.items() if is_number(about.get(key)))
-        source = str(about.get("source") or records[names[0]].settings.get("data.source") or "not known")
-        shared = f" ({', '.join(names)})" if len(runs_by_data) > 1 else ""
-        blocks.append(f"<p>{html.escape(source)}{html.escape(shared)}. {counts}</p>")
-        blocks += [_images(samples[name]) for name in names if name in samples]
-    return Section("Data", "".join(blocks))
-
-
-def _images(samples: Samples) -> str:
-    problems = "".join(f'<p class="small">{html.escape(line)}</p>' for line in samples.problems)
-    counts, half = list(samples.counts), MOST_CLASSES // 2
-    listed = counts if len(counts) <= MOST_CLASSES else [*counts[:half], *counts[-half:]]
-    left_out = f"<p>and {len(counts) - len(listed):,} more classes between them</p>" if listed != counts else ""
-    rows = [(name, float(count), f"{count:,}") for name, count in listed]
+def _data(name: str, record: RunRecord, samples: Samples | None) -> str:
+    """The source of a run with its counts, its classes and some views."""
+    about = record.about("data")
+    keys = ("train", "labelled", "held_out", "classes", "skipped")
+    counts = ", ".join(f"{key.replace('_', ' ')}: {about[key]:,}" for key in keys if is_number(about.get(key)))
+    source = str(about.get("source") or record.settings.get("data.source") or "not known")
+    text = f"<p>{html.escape(name)}: {html.escape(source)}. {counts}</p>"
+    if samples is None:
+        return text
+    text += "".join(f'<p class="small">{html.escape(line)}</p>' for line in samples.problems)
+    rows = [(name, float(count), f"{count:,}") for name, count in _both_ends(samples.counts)]
     tiles = [
         (tile, name if number == 0 else f"view {(number - 1) % 2 + 1}")
         for name, row in samples.views
         for number, tile in enumerate(row)
     ]
-    views = pictures(tiles, len(samples.views[0][1])) if samples.views else ""
-    return problems + beside(
-        f"<h3>Training images by class</h3>{bars(rows)}{left_out}" if rows else "",
-        f"<h3>As the network sees them</h3>{views}" if views else "",
+    return text + beside(
+        f"<h3>Training images by class: {len(samples.counts)}</h3>{bars(rows)}" if rows else "",
+        f"<h3>As the network sees them</h3>{pictures(tiles, len(samples.views[0][1]))}" if tiles else "",
     )
 
 
-def _recipe(records: Records) -> list[Section]:
-    names = list(dict.fromkeys(name for record in records.values() for name in record.settings))
-    names = [name for name in names if name not in NOT_A_SETTING]
-    values = {name: [_setting_text(record, name) for record in records.values()] for name in names}
-    differing = {name for name in names if len(set(values[name])) > 1}
-    given = {name for name in names if any(one.source_of(name).startswith("--") for one in records.values())}
-    known = [name for name in MAIN_SETTINGS if set(values.get(name, ())) - {"", "null"}]
-    main = [*known, *(name for name in names if name in given | differing and name not in known)]
+def _settings(records: Records) -> list[Section]:
+    """Those that were given, differ between the runs or matter most, then all others."""
+    values: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for record in records.values() for name in record.settings):
+        found = [record.settings.get(name) for record in records.values()]
+        values[name] = [value if isinstance(value, str) else json.dumps(value) for value in found]
+    given = {name for name in values if any(one.source_of(name) == "given" for one in records.values())}
+    differing = {name for name in values if len(set(values[name])) > 1}
+    main = [name for name in values if name in {*MAIN_SETTINGS, *given, *differing}]
 
-    def table(chosen: Sequence[str]) -> str:
-        if len(records) == 1:
-            (record,) = records.values()
-            rows: list[Row] = [[name, values[name][0], record.source_of(name)] for name in chosen]
-            return to_html(Table(["setting", "value", "source"], rows, "lww"))
-        rows = [
-            [name, *(Cell(text, mark="best" if name in differing else "") for text in values[name])] for name in chosen
+    def table(names: Iterable[str]) -> str:
+        one = next(iter(records.values()))
+        sources = {name: [one.source_of(name)] * (len(records) == 1) for name in values}
+        mark = {True: "best", False: ""}
+        rows: list[Row] = [
+            [name, *(Cell(text, mark[name in differing]) for text in values[name]), *sources[name]]  # type: ignore[arg-type]
+            for name in names
         ]
-        return to_html(Table(["setting", *records], rows, "l" + "w" * len(records)))
+        columns = ["setting", *(["value", "source"] if len(records) == 1 else records)]
+        return to_html(Table(columns, rows, "l" + "w" * (len(columns) - 1))) if rows else ""
 
-    note = "" if len(records) == 1 else "Settings in which the runs differ are bold."
-    rest = [name for name in names if name not in main]
-    return [
-        Section("Recipe", table(main) if main else "", note),
-        Section("All other settings", table(rest) if rest else "", is_folded=True),
-    ]
-
-
-def _setting_text(record: RunRecord, name: str) -> str:
-    value = record.settings.get(name)
-    return value if isinstance(value, str) else "" if name not in record.settings else json.dumps(value)
-
-
-def _conditions(records: Records) -> Section:
-    """Time, speed, device, versions and commit of each run."""
-    rows: list[Row] = []
-    for name, record in records.items():
-        versions = ", ".join(f"{package} {version}" for package, version in record.about("versions").items())
-        hardware = str(record.content.get("hardware") or record.settings.get("train.device") or "")
-        time = duration(record.seconds) if record.seconds else ""
-        init = record.about("init").get("from", "random weights")
-        speed = _text(record.images_per_second, "{:,.0f}")
-        rows.append([name, time, speed, hardware, str(init), str(record.content.get("commit") or ""), versions])
-    columns = ["run", "training", "images/s", "device", "started from", "commit", "versions"]
-    note = "Training is the time of all logged steps, without the monitor's checks."
-    return Section("Time and environment", to_html(Table(columns, rows, "lrrlllw")), note, is_folded=True)
+    rest = table(name for name in values if name not in main)
+    made = ((name, record.about("versions"), record.content.get("commit")) for name, record in records.items())
+    versions = "".join(
+        f"<p>{html.escape(f'{name}: {versions}, commit {commit}')}</p>" for name, versions, commit in made
+    )
+    return [Section("Recipe", table(main)), Section("All other settings", rest + versions, is_folded=True)]
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -345,51 +400,38 @@ def make_charts(records: Records) -> dict[str, dict[str, Any]]:
     for title, measures in CHARTS:
         if len(records) == 1:
             (record,) = records.values()
-            lines = [(name or title, record, key) for key, name in measures.items()]
-            _add_chart(specs, next(iter(measures)), title, lines)
+            _add_chart(specs, title, [(name or title, record, key) for key, name in measures.items()])
             continue
         for key, name in measures.items():
             named = f"{title}: {name}" if name and name != title.lower() else title
-            _add_chart(specs, key, named, [(run, record, key) for run, record in records.items()])
-    for spec in specs.values():
-        spec["legend"] = len(records) > 1  # also of the only run that has such a value
+            _add_chart(specs, named, [(run, record, key) for run, record in records.items()])
     return specs
 
 
-def _add_chart(
-    specs: dict[str, dict[str, Any]], key: str, title: str, lines: Sequence[tuple[str, RunRecord, str]]
-) -> None:
+def _add_chart(specs: dict[str, dict[str, Any]], title: str, lines: Sequence[tuple[str, RunRecord, str]]) -> None:
     curves: list[dict[str, Any]] = [
         {"name": name, "colour": COLOURS[number % len(COLOURS)], "points": points}
         for number, (name, record, measure) in enumerate(lines)
-        if (points := thin_out(curve_points(record, measure)))
+        if (points := curve_points(record, measure))
     ]
     if not curves:
         return
-    bound = {"std": lambda record: COLLAPSED_STD, "effective_rank": rank_bound}.get(key)
-    if bound is not None:
-        level = max(bound(record) for _, record, _ in lines)
-        ends = [x for curve in curves for x, _ in curve["points"]]
+    key, is_several = lines[0][2], len({id(record) for _, record, _ in lines}) > 1
+    if bound := {"std": lambda record: COLLAPSED_STD, "effective_rank": rank_bound}.get(key):
+        level, ends = max(bound(record) for _, record, _ in lines), [x for curve in curves for x, _ in curve["points"]]
         points = [[x, level] for x in dict.fromkeys((min(ends), max(ends)))]
         curves.append({"name": "collapse below", "colour": BOUND_COLOUR, "points": points})
     axis = "epoch" if all(record.steps_per_epoch for _, record, _ in lines) else "step"
-    specs[key] = {"title": title, "x": axis, "curves": curves}
+    specs[key] = {"title": title, "x": axis, "curves": curves, "legend": is_several}
 
 
 def curve_points(record: RunRecord, key: str) -> list[list[float]]:
-    """[x, value] of each logged value; x is in epochs, or in steps if the length of an epoch is not known."""
+    """[x, value] of each logged value, at most MAX_POINTS evenly spaced; x is in epochs, or else in steps."""
     if key in ("ssl", "sup") and record.recipe is not None and not record.recipe.loss.supervised:
         return []  # of one term alone the loss is the same number
-    rows: Iterable[Mapping[str, Any]] = record.train_rows
-    if not any(is_number(row.get(key)) for row in record.train_rows):
-        rows = record.checks
+    is_logged = any(is_number(row.get(key)) for row in record.train_rows)
     unit = record.steps_per_epoch or 1
-    return [[round(row["step"] / unit, 6), float(row[key])] for row in rows if is_number(row.get(key))]
-
-
-def thin_out(points: list[list[float]]) -> list[list[float]]:
-    """At most MAX_POINTS of the points, evenly spaced, the last one included; each as it was logged."""
-    if len(points) <= MAX_POINTS:
-        return points
+    rows = (row for row in (record.train_rows if is_logged else record.checks) if is_number(row.get(key)))
+    points = [[round(row["step"] / unit, 6), float(row[key])] for row in rows]
     every = -(-len(points) // (MAX_POINTS - 1))
-    return [*points[:-1:every], points[-1]]
+    return [*points[:-1:every], points[-1]] if len(points) > MAX_POINTS else points

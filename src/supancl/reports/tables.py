@@ -5,40 +5,40 @@ from __future__ import annotations
 import csv
 import html
 import io
+import json
 import math
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.cells import cell_len
 
-from supancl.errors import BadInput, did_you_mean, make_visible, program_name
-from supancl.files import escape_formula
+from supancl.errors import BadInput, did_you_mean, make_visible
+from supancl.files import escape_formula, write_json, write_text
+from supancl.reporter import say, show, warn
+from supancl.stats import t_half_width
 
 if TYPE_CHECKING:  # torch takes seconds, and a list of runs needs none
-    from supancl.probes.ranking import Mark
+    from supancl.probes.ranking import Mark, Ranking
 
-LEAST_WIDTH = 20  # of a column that is wrapped
 LEGEND = "* best, + second best"
 GAP = "  "  # between columns of text
-NO_REPLACEMENTS: Mapping[str, str] = {}
-LATEX_SPECIAL = str.maketrans(
+LATEX_SIGNS = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    | {"✓": r"$\checkmark$", "✗": r"$\times$", "†": r"$^\dagger$", "*": "$^*$"}
 )
 
 
 class Cell(NamedTuple):
-    """A number or a word: `plus_minus` follows a ± and is marked with it, `suffix` comes last and is not marked."""
+    """A number or a word; `suffix` follows it and is not marked."""
 
     text: str
-    plus_minus: str = ""
     mark: Mark = ""
     suffix: str = ""
-    latex: str = ""  # LaTeX code instead of `text`
 
 
 Row = Sequence[str | Cell]
@@ -76,11 +76,23 @@ def mark_for_rank(rank: int) -> Mark:
     return "best" if rank == 0 else "second" if rank == 1 else ""
 
 
-def mean_text(mean: float | None, sd: float | None, decimals: int) -> str:
-    """`61.18 ± 0.30`; without the deviation if it is None or nan, and `-` without a mean."""
+def mark_best(values: Sequence[float | None], decimals: int) -> list[Mark]:
+    """The marks of the best and the second best as printed; none if all are equal."""
+    printed = [None if value is None or math.isnan(value) else round(value, decimals) for value in values]
+    order = sorted({value for value in printed if value is not None}, reverse=True)
+    return ["" if value is None or not order[1:] else mark_for_rank(order.index(value)) for value in printed]
+
+
+def mean_text(mean: float | None, half: float | None, decimals: int, sign: str = "") -> str:
+    """`61.18 ± 0.30`; without the second number if it is None or not finite, and `-` without a mean."""
     if mean is None or math.isnan(mean):
         return "-"
-    return f"{mean:.{decimals}f}" + ("" if sd is None or math.isnan(sd) else f" ± {sd:.{decimals}f}")
+    return f"{mean:{sign}.{decimals}f}" + (
+        f" ± {half:.{decimals}f}" if half is not None and math.isfinite(half) else ""
+    )
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
 
 
 def write_table(table: Table, form: str) -> str:
@@ -90,256 +102,139 @@ def write_table(table: Table, form: str) -> str:
     return FORMATS[form](table)
 
 
-def _format_row(row: Row, write: Callable[[Cell], str]) -> list[str]:
-    return [write(_as_cell(cell)) for cell in row]
-
-
 def _as_cell(cell: str | Cell) -> Cell:
-    return cell if isinstance(cell, Cell) else Cell(cell)
+    """The cell with control characters of names as escapes, so that a name stays in its cell and line."""
+    cell = cell if isinstance(cell, Cell) else Cell(cell)
+    return cell._replace(text=make_visible(cell.text), suffix=make_visible(cell.suffix))
 
 
-def _make_table_visible(table: Table) -> Table:
-    """The table with control characters of names as escapes, so that a name stays in its cell and line."""
-
-    def write(cell: str | Cell) -> Cell:
-        text, plus_minus, mark, suffix, latex = _as_cell(cell)
-        return Cell(make_visible(text), plus_minus, mark, make_visible(suffix), latex)
-
-    return replace(
-        table,
-        columns=[write(cell) for cell in table.columns],
-        rows=[make_visible(row) if isinstance(row, str) else [write(cell) for cell in row] for row in table.rows],
-        caption=make_visible(table.caption),
-        notes=[make_visible(note) for note in table.notes],
-    )
+def _rendered(table: Table, write: Callable[[Cell], str]) -> list[list[str] | str]:
+    """The header and the rows, each cell as text."""
+    return [
+        make_visible(row) if isinstance(row, str) else [write(_as_cell(cell)) for cell in row]
+        for row in (table.columns, *table.rows)
+    ]
 
 
-def _replace_all(text: str, replacements: Mapping[str, str]) -> str:
-    for sign, code in replacements.items():
-        text = text.replace(sign, code)
-    return text
+def cell_text(cell: Cell, marks: Mapping[Mark, str], escape: Callable[[str], str] = str) -> str:
+    """The text in the pattern of its mark, then the suffix.
 
-
-def _format_cell(cell: Cell, text: str, marks: Mapping[Mark, str]) -> str:
-    """The text and its ± part in the mark's pattern, then the suffix."""
-    number = f"{text} ± {cell.plus_minus}" if cell.plus_minus else text
-    return " ".join(piece for piece in (marks[cell.mark].format(number) if number else "", cell.suffix) if piece)
-
-
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
-def cell_text(cell: Cell) -> str:
-    """`61.18 ± 0.30*`: * is the best, + the second best."""
-    return _format_cell(cell, cell.text, {"best": "{}*", "second": "{}+", "": "{}"})
+    >>> cell_text(Cell("61.18 ± 0.30", "best", "(61)"), {"best": "{}*"})
+    '61.18 ± 0.30* (61)'
+    """
+    number = escape(cell.text)
+    pieces = marks.get(cell.mark, "{}").format(number) if number else "", escape(cell.suffix)
+    return " ".join(filter(None, pieces))
 
 
 def to_text(table: Table, width: int = sys.maxsize) -> str:
-    """Aligned columns; a table with a caption also gets a rule below its header.
-
-    In a table that is too wide, optional columns go first; then a last column of words is wrapped; then the columns
-    are divided into blocks, one below the other.
-    """
-    table = _without_optional(_make_table_visible(table), width)
-    rows = [row if isinstance(row, str) else list(map(_as_cell, row)) for row in table.rows]
-    marked = {i for row in rows if not isinstance(row, str) for i, cell in enumerate(row) if cell.mark}
-    header = _format_row(table.columns, cell_text)
-    body: list[list[str] | str] = []
-    for row in rows:  # a space keeps numbers aligned if some are followed by a mark
-        texts = (
-            row
-            if isinstance(row, str)
-            else [cell_text(c) + " " * (i in marked and not c.mark) for i, c in enumerate(row)]
-        )
-        body.append(texts)
-    widths = [
-        max(map(cell_len, column)) for column in zip(header, *(r for r in body if not isinstance(r, str)), strict=True)
+    """Aligned columns; with a caption also a rule below the header. Optional columns go if the table is too wide."""
+    has_marks = [
+        any(isinstance(row[i], Cell) and row[i].mark for row in table.rows if not isinstance(row, str))  # type: ignore[union-attr]
+        for i in range(len(table.columns))
     ]
-    free = width - sum(widths[:-1]) - len(GAP) * len(widths[:-1])
-    if widths[-1] > free >= LEAST_WIDTH and not table.alignment.endswith("r"):
-        body = [line for row in body for line in ([row] if isinstance(row, str) else _wrap_last(row, free))]
-        widths[-1] = free
+    rows = _rendered(table, lambda cell: cell_text(cell, {"best": "{}*", "second": "{}+"}))
+    for line, row in zip(rows[1:], table.rows, strict=True):  # a space keeps numbers aligned if some have a mark
+        for i, cell in enumerate(row if isinstance(line, list) else ()):
+            line[i] += " " * (has_marks[i] and not _as_cell(cell).mark)  # type: ignore[index]
+    widths = [
+        max(map(cell_len, column)) for column in zip(*(row for row in rows if isinstance(row, list)), strict=True)
+    ]
+    shown, titles = list(range(len(widths))), [_as_cell(title).text for title in table.columns]
+    for title in table.optional:
+        if sum(widths[i] for i in shown) + len(GAP) * (len(shown) - 1) > width:
+            shown.remove(titles.index(title))
 
-    def line(row: list[str] | str, shown: Sequence[int]) -> str:
+    def line_of(row: list[str] | str) -> str:
         if isinstance(row, str):
             return row
-        spaces = [" " * (widths[i] - cell_len(row[i])) for i in range(len(row))]
+        spaces = {i: " " * (widths[i] - cell_len(row[i])) for i in shown}
         return GAP.join(spaces[i] + row[i] if table.alignment[i] == "r" else row[i] + spaces[i] for i in shown).rstrip()
 
-    blocks = []
-    for shown in _divide_columns(widths, table.alignment, width):
-        rule = [GAP.join("-" * widths[i] for i in shown)] if table.caption else []
-        blocks.append("\n".join([line(header, shown), *rule, *(line(row, shown) for row in body)]))
-    lines = [wrap_line(table.caption, width), "", "\n\n".join(blocks), ""] if table.caption else ["\n\n".join(blocks)]
-    notes = [*([table.legend] if marked else []), *table.notes]
-    return "\n".join([*lines, *(wrap_line(note, width) for note in notes)]) + "\n"
-
-
-def _divide_columns(widths: Sequence[int], alignment: str, width: int) -> list[list[int]]:
-    """The columns of each block. All begin with the words on the left, which name a row; if long, with the first.
-
-    >>> _divide_columns([9, 5, 5, 5], "lrrr", width=24)
-    [[0, 1, 2], [0, 3]]
-    """
-
-    def total(columns: Sequence[int]) -> int:
-        return sum(widths[i] for i in columns) + len(GAP) * (len(columns) - 1)
-
-    heads = list(range(len(alignment) - len(alignment.lstrip("lw"))))
-    heads = heads if total(heads) <= width // 2 or total(range(len(widths))) <= width else heads[:1]
-    blocks = [heads]
-    for column in range(len(heads), len(widths)):
-        if total([*blocks[-1], column]) <= width or blocks[-1] == heads:
-            blocks[-1] = [*blocks[-1], column]
-        else:
-            blocks.append([*heads, column])
-    return blocks
-
-
-def _wrap_last(row: list[str], width: int) -> list[list[str]]:
-    """The row, with as many further rows as the words of its last cell need."""
-    first, *others = textwrap.wrap(row[-1], width) or [""]
-    return [[*row[:-1], first], *([*[""] * (len(row) - 1), text] for text in others)]
-
-
-def _without_optional(table: Table, width: int) -> Table:
-    """The table without as many optional columns as must go so that the others fit; a note names them."""
-    rows = [row for row in (table.columns, *table.rows) if not isinstance(row, str)]
-    columns = [[cell_text(_as_cell(cell)) for cell in column] for column in zip(*rows, strict=True)]
-    widths, left_out = {column[0]: max(map(cell_len, column)) for column in columns}, list[str]()
-    while sum(widths.values()) + len(GAP) * (len(widths) - 1) > width and len(left_out) < len(table.optional):
-        left_out.append(table.optional[len(left_out)])
-        del widths[left_out[-1]]
-    shown = [i for i, column in enumerate(columns) if column[0] not in left_out]
-    return replace(
-        table,
-        columns=[table.columns[i] for i in shown],
-        rows=[row if isinstance(row, str) else [row[i] for i in shown] for row in table.rows],
-        align="".join(table.alignment[i] for i in shown),
-        notes=[*table.notes, *[f"left out: {', '.join(left_out)} (--json FILE has all)"] * bool(left_out)],
-    )
+    lines = [line_of(row) for row in rows]
+    if table.caption:
+        rule = GAP.join("-" * widths[i] for i in shown)
+        lines = [wrap_line(make_visible(table.caption), width), "", lines[0], rule, *lines[1:], ""]
+    left_out = [title for i, title in enumerate(titles) if i not in shown]
+    notes = [table.legend] * any(has_marks) + list(table.notes)
+    notes += [f"left out: {', '.join(left_out)} (--json FILE has all)"] * bool(left_out)
+    return "\n".join([*lines, *(wrap_line(make_visible(note), width) for note in notes)]) + "\n"
 
 
 def wrap_line(text: str, width: int) -> str:
     """The line, broken between words; what follows is indented by two more columns than the line.
 
-    A command to copy stays on one line, and so does a word that is longer than the terminal is wide.
-
-    >>> print(wrap_line("  one two three four", 13))
+    >>> print(wrap_line("  one two three", 13))
       one two
         three
-        four
     """
-    if cell_len(text) <= width:
-        return text
-    command = re.escape(program_name()) + r" [a-z]+ (?:(?!; |\. |, ).)+"
-    joined = re.sub(command, lambda found: found[0].replace(" ", "\0"), text.strip())
     start = " " * (len(text) - len(text.lstrip()))
-    lines = textwrap.wrap(
-        joined,
-        width,
-        initial_indent=start,
-        subsequent_indent=f"{start}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    fits = cell_len(text) <= width
+    return (
+        text
+        if fits
+        else textwrap.fill(text.strip(), width, initial_indent=start, subsequent_indent=f"{start}  ", **options)
     )
-    return "\n".join(lines).replace("\0", " ")
 
 
-# --- Markdown ---------------------------------------------------------------------------------------------------------
-
-
-def to_markdown(table: Table, replacements: Mapping[str, str] = NO_REPLACEMENTS) -> str:
-    """The best in bold, the second best underlined; columns are aligned by `align`.
-
-    `replacements` maps characters with a meaning in Markdown to what is written instead.
-    """
-    table = _make_table_visible(table)
-
-    def write(cell: Cell) -> str:
-        text = _replace_all(cell.text, replacements)
-        return _format_cell(cell, text, {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}).replace("|", "\\|")
-
+def to_markdown(table: Table) -> str:
+    """The best in bold, the second best underlined; columns are aligned by `align`."""
+    marks: dict[Mark, str] = {"best": "**{}**", "second": "<u>{}</u>"}
+    header, *body = _rendered(
+        table, lambda cell: cell_text(cell, marks, lambda text: text.replace("*", r"\*")).replace("|", r"\|")
+    )
     rule = ["---:" if side == "r" else "---" for side in table.alignment]
     blank = [""] * (len(table.columns) - 1)
-    body = [[f"*{row}*", *blank] if isinstance(row, str) else _format_row(row, write) for row in table.rows]
-    lines = [f"| {' | '.join(cells)} |" for cells in (_format_row(table.columns, write), rule, *body)]
-    top = [f"**{table.caption}**", ""] if table.caption else []
-    notes = ["", *(f"- {note}" for note in table.notes)] if table.notes else []
-    return "\n".join([*top, *lines, *notes]) + "\n"
+    rows = [header, rule, *([f"*{row}*", *blank] if isinstance(row, str) else row for row in body)]
+    top = [f"**{make_visible(table.caption)}**", ""] if table.caption else []
+    notes = ["", *(f"- {make_visible(note)}" for note in table.notes)] if table.notes else []
+    return "\n".join([*top, *(f"| {' | '.join(row)} |" for row in rows), *notes]) + "\n"
 
 
-# --- LaTeX ------------------------------------------------------------------------------------------------------------
-
-
-def to_latex(table: Table, layout: str = "", replacements: Mapping[str, str] = NO_REPLACEMENTS) -> str:
-    """A tabular with the rules of the package booktabs; caption and notes are comments above it.
-
-    `layout`: LaTeX's letters for the columns. `replacements` maps characters to LaTeX commands.
-    """
-    table = _make_table_visible(table)
-
-    def escaped(text: str) -> str:
-        return _replace_all(text.translate(LATEX_SPECIAL), replacements)
+def to_latex(table: Table) -> str:
+    """A tabular with the rules of the package booktabs; caption and notes are comments above it."""
+    marks: dict[Mark, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
 
     def write(cell: Cell) -> str:
-        text = cell.latex or escaped(cell.text)
-        patterns: dict[Mark, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
-        escaped_cell = Cell(text, cell.plus_minus, cell.mark, escaped(cell.suffix))
-        return _format_cell(escaped_cell, text, patterns).replace("±", r"$\pm$")
+        suffix = cell.suffix.translate(LATEX_SIGNS)
+        return cell_text(cell._replace(text=cell.text.translate(LATEX_SIGNS), suffix=suffix), marks)
 
-    letters = layout or table.alignment.replace("w", "l")
-    lines = [
-        *(f"% {line}" for line in (table.caption, *table.notes) if line),
-        rf"\begin{{tabular}}{{{letters}}}",
-        r"\toprule",
-        " & ".join(_format_row(table.columns, write)) + r" \\",
-        r"\midrule",
-    ]
-    for number, row in enumerate(table.rows):
+    header, *body = _rendered(table, write)
+    lines = [f"% {make_visible(line)}" for line in (table.caption, *table.notes) if line]
+    lines += [rf"\begin{{tabular}}{{{table.alignment.replace('w', 'l')}}}", r"\toprule", " & ".join(header) + r" \\"]
+    lines.append(r"\midrule")
+    for number, row in enumerate(body):
         if isinstance(row, str):
-            lines += [r"\midrule"] if number else []
-            lines.append(rf"\multicolumn{{{len(table.columns)}}}{{l}}{{{escaped(row)}}} \\")
-        else:
-            lines.append(" & ".join(_format_row(row, write)) + r" \\")
+            lines += [r"\midrule"] * bool(number)
+            row = [rf"\multicolumn{{{len(table.columns)}}}{{l}}{{{row.translate(LATEX_SIGNS)}}}"]
+        lines.append(" & ".join(row) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-# --- CSV and HTML -----------------------------------------------------------------------------------------------------
-
-
 def to_csv(table: Table) -> str:
-    """Texts alone, without marks; the table must have a column for each number and none of the section titles.
-
-    A text that a spreadsheet would compute, such as =A1, gets an apostrophe in front.
-    """
-    table = _make_table_visible(table)
+    """Texts alone, without marks; a text that a spreadsheet would compute, such as =A1, gets an apostrophe in front."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for row in (table.columns, *table.rows):
-        writer.writerow(_format_row(row, lambda cell: escape_formula(cell.text)))
+    csv.writer(out, lineterminator="\n").writerows(_rendered(table, lambda cell: escape_formula(cell.text)))
     return out.getvalue()
 
 
 def to_html(table: Table) -> str:
-    """The best in bold, the second best underlined; `plus_minus` and `suffix` have the CSS class `spread`."""
-    table = _make_table_visible(table)
+    """The best in bold, the second best underlined; a suffix has the CSS class `spread`."""
     classes = {"l": ' class="word"', "w": ' class="word long"', "r": ""}
-
-    def escaped(text: str) -> str:
-        return html.escape(text).replace("−", "&minus;").replace("±", "&plusmn;")
+    marks: dict[Mark, str] = {"best": "<b>{}</b>", "second": "<u>{}</u>"}
 
     def write(cell: Cell) -> str:
-        number = {"best": "<b>{}</b>", "second": "<u>{}</u>", "": "{}"}[cell.mark].format(escaped(cell.text))
-        small_texts = [text for text in (f"± {cell.plus_minus}" if cell.plus_minus else "", cell.suffix) if text]
-        return number + "".join(f' <span class="spread">{escaped(text)}</span>' for text in small_texts)
+        suffix = f'<span class="spread">{html.escape(cell.suffix)}</span>' if cell.suffix else ""
+        return cell_text(cell._replace(text=html.escape(cell.text), suffix=suffix), marks)
 
-    def line(row: Row, tag: str) -> str:
-        cells = zip(_format_row(row, write), table.alignment, strict=True)
+    def line(row: Sequence[str], tag: str) -> str:
+        cells = zip(row, table.alignment, strict=True)
         return "<tr>" + "".join(f"<{tag}{classes[side]}>{cell}</{tag}>" for cell, side in cells) + "</tr>"
 
-    body = "".join(line(row, "td") for row in table.rows)
-    return f'<div class="wide"><table><thead>{line(table.columns, "th")}</thead><tbody>{body}</tbody></table></div>'
+    header, *body = _rendered(table, write)
+    rows = "".join(line(row, "td") for row in body)
+    return f'<div class="wide"><table><thead>{line(header, "th")}</thead><tbody>{rows}</tbody></table></div>'
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {
@@ -348,3 +243,71 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "latex": to_latex,
     "csv": to_csv,
 }
+
+
+# --- encoders on data sets --------------------------------------------------------------------------------------------
+
+
+def score_table(ranking: Ranking, form: str = "text") -> str:
+    """The table of a ranking: a row per encoder, a column per data set, then the average rank.
+
+    >>> from supancl.probes.ranking import rank_encoders
+    >>> print(score_table(rank_encoders({"byol": {"pets": 80.0}, "supbyol": {"pets": 82.5}}), "markdown"), end="")
+    | Encoder | pets | Avg. rank |
+    | --- | ---: | ---: |
+    | byol | <u>80.00</u> | 2.00 |
+    | supbyol | **82.50** | 1.00 |
+    """
+    scores = [score for row in ranking.cells for score in row if score is not None]
+    has_spread = any(score.uncertainty is not None for score in scores)
+    columns, rows = ["Encoder", *ranking.datasets], list[Row]()
+    if form == "csv":  # mean, deviation and number of runs in columns of their own
+        columns = ["encoder", *(f"{data}{part}" for data in ranking.datasets for part in ("", " spread", " n"))]
+    for number, encoder in enumerate(ranking.encoders):
+        cells: list[str | Cell] = [Cell(encoder, suffix="" if form == "csv" else ranking.seeds(number).strip())]
+        for score, mark in zip(ranking.cells[number], ranking.marks[number], strict=True):
+            if form == "csv":
+                cells += ["" if value is None else str(value) for value in score or (None,) * 3]
+                continue
+            half = None if score is None else score.uncertainty
+            if half is not None and score is not None and score.runs > 1:
+                half = t_half_width(half, score.runs)
+            cells.append(Cell("" if score is None else mean_text(score.mean, half, ranking.digits), mark))
+        rank = ranking.average_ranks[number]
+        rows.append([*cells, *([f"{rank:.2f}" if math.isfinite(rank) else ""] * ranking.has_ranks)])
+    columns += ["Avg. rank"] * ranking.has_ranks
+    notes = ["± half a 95% interval, over n seeds or over episodes"] * (form == "text" and has_spread)
+    return write_table(Table(columns, rows, "l" + "r" * (len(columns) - 1), notes=notes), form)
+
+
+def print_score_tables(results: list[dict[str, Any]], form: str) -> dict[str, Any]:
+    """Print the tables, and as text also the paired differences; returns the result for --json."""
+    from supancl.evaluation.comparison import differences, different_images_warnings, overlap_warnings, rankings
+
+    tables, gaps = rankings(results), differences(results)
+    for line in (*different_images_warnings(results), *overlap_warnings(results)):
+        warn(line)
+    content = {name: ranking.to_json() for name, ranking in tables.items()}
+    if form == "json":
+        show(json.dumps(content, indent=2) + "\n")
+    for name, ranking in tables.items() if form != "json" else ():
+        heading = {"text": "{}\n", "markdown": "**{}**\n\n", "latex": "% {}\n", "csv": "# {}\n"}[form]
+        if len(tables) > 1 or form in ("text", "markdown"):
+            show(heading.format(make_visible(name)))
+        show(score_table(ranking, form))
+    for gap in gaps if form == "text" else ():
+        pair = f"{gap['a']} - {gap['b']} = {gap['difference']:+.2f} ± {gap['interval']:.2f}"
+        say(f"{gap['protocol']} {gap['data']}: {pair} (same episodes)")
+    return {"results": results, "tables": content, "differences": gaps}
+
+
+def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out: Path) -> Path:
+    """Write suite.json, and every table as Markdown, LaTeX and CSV; returns the path of suite.json."""
+    from supancl.evaluation.comparison import rankings
+
+    for protocol, ranking in rankings(results).items():
+        for form, suffix in {"markdown": "md", "latex": "tex", "csv": "csv"}.items():
+            write_text(out / f"{protocol.replace(' ', '-')}.{suffix}", score_table(ranking, form))
+    compact = [{key: value for key, value in result.items() if key != "accuracies"} for result in results]
+    write_json(out / "suite.json", {**summary, "results": compact})
+    return out / "suite.json"

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -30,21 +30,14 @@ from supancl.stats import duration
 class SafeConsole(Console):
     """A console on which names of files and classes cannot move the cursor or begin a line.
 
-    `print(text)` prints one line, which a terminal shows broken between words. `print(text, end="")` prints a block of
-    lines, in which only names are unsafe. If its output is closed (`| head`) or its disk is full, the command goes on
-    without it: a training is worth more than its log.
+    `print(text)` prints one line, `print(text, end="")` a block of lines in which only names are unsafe. If its output
+    is closed (`| head`) or its disk is full, the command goes on without it: a training is worth more than its log.
     """
 
     def __init__(self, stderr: bool, quiet: bool = False) -> None:
-        super().__init__(
-            stderr=stderr,
-            quiet=quiet,
-            markup=False,
-            highlight=False,
-            emoji=False,
-            soft_wrap=True,
-            force_jupyter=False,  # in a notebook, plain lines as of print, not an HTML block each
-        )
+        # in a notebook, plain lines as of print, not an HTML block each
+        plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "force_jupyter": False}
+        super().__init__(stderr=stderr, quiet=quiet, soft_wrap=True, **plain)
 
     def print(self, *objects: Any, end: str = "\n", **options: Any) -> None:
         if end == "\n":
@@ -102,47 +95,26 @@ def line_width(console: Console) -> int:
     return console.width if console.is_terminal else sys.maxsize
 
 
-def terminal_width() -> int:
-    return line_width(SafeConsole(stderr=False))
-
-
 def print_warning(text: str, console: Console | None = None) -> None:
     """Print a warning to standard error, also if the command is quiet."""
     (console or SafeConsole(stderr=True)).print(f"warning: {text}", style="yellow")
 
 
-# without a terminal:
-MIN_SECONDS = 5.0  # of a job before its progress is printed
-MAX_SILENCE = 30.0  # seconds within an epoch until progress is printed
-EPOCHS = {
-    "epoch": 9,
-    "loss": 9,
-    "rank": 7,
-    "k-NN %": 8,
-    "linear %": 10,
-    "images/s": 10,
-    "left": 13,
-}  # widths, 66 in all
+MIN_SECONDS = 5.0  # of a job before its progress is printed to a log
+MAX_SILENCE = 30.0  # seconds within an epoch until a line is printed to a log
+# columns of the table of epochs and their widths, 66 in all
+EPOCHS = {"epoch": 9, "loss": 9, "rank": 7, "k-NN %": 8, "linear %": 10, "images/s": 10, "left": 13}
 STYLES = {"good": "green", "unclear": "", "bad": "red"}
-
-
-def block_letter() -> str:
-    """A bar's letter, which the terminal can show."""
-    return "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
 
 
 class Terminal(Reporter):
     """Reports to a console: a line per epoch, and a live progress bar if it is a terminal."""
 
-    with_bar: ClassVar[Terminal | None] = None  # of all terminals, the one that shows a bar
-
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self.errors = SafeConsole(stderr=True)
+        self.console, self.errors = console, SafeConsole(stderr=True)
         self.progress: Progress | None = None
-        self.task, self.is_training = "", False  # what the bar shows
+        self.task, self.done, self.tenths = "", 0, 0  # the job that is reported, and how far it is
         self.last: dict[str, Any] = {}
-        self.counted, self.tenths, self.count_started = ("", 0), 0, 0.0
         self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
         self.step, self.has_header = 0, False
 
@@ -157,52 +129,45 @@ class Terminal(Reporter):
         self.console.print(text, end="")
 
     def on_progress(self, task: str, done: int, total: int) -> None:
-        """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `task`.
-
-        A job within training, or within a job of another terminal, is not shown.
-        """
+        """Show a bar, or in a log a line per tenth of a long job. With a total of 0, print `task`."""
         if total == 0:
             self.note(task)
             return
-        if not self.console.is_terminal:
-            self._print_count(task, done, total)
-            return
-        if self.is_training or Terminal.with_bar not in (None, self):
-            return
-        if self.task != task:
+        if self.task != task or done <= self.done:
             self.on_end()  # of a job that was given up, or of one that this job is part of
-        if self.progress is None and done < total:
-            self._start(task, total, 0)
+            self._start(task, total, done)
+        self.done, elapsed = done, time.perf_counter() - self.started
         if self.progress is not None:
             self.progress.update(self.progress.task_ids[0], completed=done)
+        elif done * 10 // total > self.tenths and elapsed >= MIN_SECONDS:
+            self.tenths = done * 10 // total
+            left = f"about {duration(elapsed / done * (total - done))} left" if done < total else duration(elapsed)
+            self.note(f"{task}: {done:,} of {total:,}, {left}")
         if done == total:
             self.on_end()
 
-    def _print_count(self, title: str, done: int, total: int) -> None:
-        if self.counted[0] != title or done <= self.counted[1]:
-            self.tenths, self.count_started = 0, time.perf_counter()
-        self.counted = title, done
-        elapsed = time.perf_counter() - self.count_started
-        if done * 10 // total > self.tenths and elapsed >= MIN_SECONDS:
-            self.tenths = done * 10 // total
-            left = f", about {elapsed / done * (total - done):.0f} s left" if done < total else f" in {elapsed:.0f} s"
-            self.note(f"{title}: {done:,} of {total:,}{left}" if total > 1 else f"{title}: {elapsed:.0f} s")
+    def _start(self, task: str, total: int, done: int) -> None:
+        self.task, self.done, self.tenths, self.started = task, done, 0, time.perf_counter()
+        if not self.console.is_terminal or done >= total:
+            return
+        texts = TextColumn("{task.description}", markup=False), TextColumn("left"), TextColumn("{task.fields[loss]}")
+        columns = texts[0], BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), texts[1], TimeRemainingColumn()
+        self.progress = Progress(*columns, texts[2], console=self.console, transient=True)
+        self.progress.add_task(make_visible(task), total=total, completed=done, loss="")
+        self.progress.start()
+        atexit.register(self.on_end)  # a bar left running would hide the cursor
+
+    def on_end(self) -> None:
+        self.task = ""
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+            atexit.unregister(self.on_end)
 
     def on_start(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
-        labelled = data.train.num_labelled
-        labelled_note = "" if labelled == len(data.train) else f", {labelled} of them labelled"
-        all_labels = data.train.all_labels
-        several = "" if all_labels.has_one_each else f", up to {all_labels.classes.shape[1]} per image"
-        self.note(
-            f"{recipe.name} on {' + '.join(recipe.data.all_sources) or 'the data'}: {len(data.train)} training "
-            f"images{labelled_note}, {len(data.held_out)} held out, classes: {len(data.classes)}{several}; {device} -> "
-            f"{folder}"
-        )
-        if recipe.train.batch_size != recipe.optimizer.reference_batch:
-            self.note(
-                f"batch {recipe.train.batch_size}: learning rate {recipe.optimizer.lr:g} of batch "
-                f"{recipe.optimizer.reference_batch} becomes {recipe.learning_rate:g}"
-            )
+        counts = f"images: {len(data.train)}, labelled: {data.train.num_labelled}, held out: {len(data.held_out)}"
+        source = " + ".join(recipe.data.all_sources) or "the data"
+        self.note(f"{recipe.name} on {source}: {counts}, classes: {len(data.classes)}; {device} -> {folder}")
         if step >= steps:
             self.note(
                 f"{folder} is finished, at step {step} of {steps}; to train longer, continue it in another folder: "
@@ -211,36 +176,14 @@ class Terminal(Reporter):
             return
         if step:
             self.note(f"continuing at step {step} of {steps}")
-        self.started = self.last_printed = time.perf_counter()
         self.first_step, self.step, self.steps, self.epochs = step, step, steps, recipe.train.epochs
         self.last, self.has_header = {}, False
         self.on_end()
         self._start(recipe.name, steps, step)
-        self.is_training = True
-
-    def _start(self, title: str, total: int, done: int) -> None:
-        if not self.console.is_terminal:
-            return
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[loss]}"),
-            console=self.console,
-            transient=True,
-        )
-        self.progress.add_task(make_visible(title), total=total, completed=done, loss="")
-        self.task, Terminal.with_bar = title, self
-        self.progress.start()
-        atexit.register(self.on_end)  # a bar left running would hide the cursor
+        self.last_printed = self.started
 
     def on_step(self, step: int, row: dict[str, Any] | None) -> None:
-        self.step = step
-        if row is not None:
-            self.last = row
+        self.step, self.last = step, row or self.last
         if self.progress is not None:
             loss = f"loss {self.last['loss']:.4f}" if self.last else ""
             self.progress.update(self.progress.task_ids[0], completed=step, loss=loss)
@@ -264,32 +207,22 @@ class Terminal(Reporter):
             "left": duration(left) if done > 0 and self.step < self.steps else "",
         }
         if not self.has_header:
-            self.note(
-                "".join(f"{'mAP %' if 'knn_map' in row and n == 'k-NN %' else n:>{w}}" for n, w in EPOCHS.items())
-            )
+            titles = {"k-NN %": "mAP %"} if "knn_map" in row else {}
+            self.note("".join(f"{titles.get(name, name):>{width}}" for name, width in EPOCHS.items()))
             self.has_header = True
         self.note("".join(f"{values[name]:>{width}}" for name, width in EPOCHS.items()).rstrip())
 
-    def on_end(self) -> None:
-        self.is_training = False
-        if self.progress is not None:
-            self.progress.stop()
-            self.progress, self.task, Terminal.with_bar = None, "", None
-            atexit.unregister(self.on_end)
-
     def on_finished(self, folder: Path) -> None:
         """Print the verdict and the next command in a box."""
-        from supancl.reports.run_record import read_record
-        from supancl.reports.verdict import find_verdict
+        from supancl.reports.verdict import find_verdict, read_record
 
         verdict = find_verdict(read_record(folder))
-        command = "report" if verdict.tone == "bad" else "predict"
-        next_line = f"next: {program_name()} {command} {shlex.quote(str(folder))}{plugin_flags()}"
+        command = f"{program_name()} {'report' if verdict.tone == 'bad' else 'predict'} {shlex.quote(str(folder))}"
         dash = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
         width = min(80, line_width(self.console))
         self.console.print(f"{dash * 2} {verdict.headline} ".ljust(width, dash), style=STYLES[verdict.tone])
         self.note(wrap_line(f"{verdict.detail[:1].upper()}{verdict.detail[1:]}", width))
-        self.note(next_line)
+        self.note(f"next: {command}{plugin_flags()}")
         self.note(dash * width)
 
 

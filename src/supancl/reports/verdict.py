@@ -1,23 +1,209 @@
-"""The verdict on a run: how good it is by its evaluations, or why nothing can be said, and whether it collapses."""
+"""What a run folder says about its run, and the verdict: how good the encoder is, and whether it collapses.
+
+Nothing is loaded or trusted: whatever is missing or damaged is named, and torch is not needed.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeGuard
 
-from supancl.errors import Collapsed, NonFinite, program_name
-from supancl.reports.run_record import Row, RunRecord, as_interval, is_number
+from supancl.config import parse_json
+from supancl.errors import Collapsed, NonFinite, SupanclError, program_name
+from supancl.files import is_as_written, is_locked, read_text, reason
+from supancl.recipes import Recipe
+from supancl.recipes.recipe import OUR_CHOICE
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import StopCause, read_end, read_rows, read_stop
 from supancl.stats import Interval, Quality, Tone, duration, quality
 
 LOW_STD = 0.3  # healthy runs stay above it (docs/monitor.md)
 NEAR_COLLAPSE = 2.0  # times the rank of a collapse; healthy runs of that size have three times as much
 LARGE_FALL = 3.0  # of the rank, from its highest value; healthy runs fall too while classes move together
 LOST_ACCURACY = 2 / 3  # of the best k-NN; a run that collapses loses it first, while rank and std still go up and down
-State = Literal["finished", "running", "stopped", "damaged", "collapsing", "collapsed", "not finite"]
 OWN_EVALUATIONS = {"linear": "linear", "knn": r"knn(-k\d+)?"}  # the files; k is less for few references
 HEADLINES = {"good": "Clearly better", "unclear": "Unclear", "bad": "Not better"}
+Row = Mapping[str, Any]
+State = Literal["finished", "running", "stopped", "damaged", "collapsing", "collapsed", "not finite"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as its folder describes it; what is not known is None or empty."""
+
+    folder: Path
+    content: Mapping[str, Any] = field(default_factory=dict)  # of recipe.json
+    rows: Sequence[Row] = ()  # of metrics.jsonl
+    problems: Sequence[str] = ()
+    end_step: int | None = None  # of a finished run
+    collapsed: bool = False  # by finished.json
+    stop: StopCause | None = None
+    is_running: bool = False
+    evaluations: Mapping[str, Row] = field(default_factory=dict)  # by file name
+
+    def about(self, name: str) -> dict[str, Any]:
+        """An object of recipe.json, such as `data` or `versions`; empty if there is none."""
+        value = self.content.get(name)
+        return dict(value) if isinstance(value, Mapping) else {}
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Each dotted field of the recipe as recipe.json holds it."""
+        fields = {name: value for name, value in self.about("recipe").items() if name != "sources"}
+        return dict(_flatten(fields))
+
+    def count(self, name: str) -> int | None:
+        """A setting that is a positive number, else None."""
+        value = self.settings.get(name)
+        return value if isinstance(value, int) and value > 0 else None
+
+    def source_of(self, name: str) -> str:
+        """Where the value of a setting comes from; a section may have one source for all of its fields."""
+        sources, words = self.about("recipe").get("sources"), name.split(".")
+        names = [".".join(words[:length]) for length in range(len(words), 0, -1)]
+        found = [sources[name] for name in names if name in sources] if isinstance(sources, Mapping) else []
+        return str(found[0]) if found else OUR_CHOICE
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """The recipe, if this version and its plugins can build it."""
+        try:
+            return RunFolder(self.folder).read_recipe()[0]
+        except (SupanclError, OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+
+    @property
+    def classes(self) -> list[str]:
+        names = self.content.get("classes")
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    @property
+    def epochs(self) -> int | None:
+        return self.count("train.epochs")
+
+    @cached_property
+    def train_rows(self) -> list[Row]:
+        return [row for row in self.rows if row["kind"] == "train"]
+
+    @cached_property
+    def checks(self) -> list[Row]:
+        return [row for row in self.rows if row["kind"] == "monitor"]
+
+    def last(self, name: str) -> float | None:
+        """The value of the last check, else of the last logged step."""
+        values = [rows[-1].get(name) for rows in (self.checks, self.train_rows) if rows]
+        return next((float(value) for value in values if is_number(value)), None)
+
+    @property
+    def last_step(self) -> int:
+        return max((row["step"] for row in self.rows), default=0)
+
+    @cached_property
+    def steps_per_epoch(self) -> int | None:
+        """By the last step of an epoch, which is always logged; else by the number of images."""
+        for row, following in zip_longest(self.rows, self.rows[1:]):
+            ends_epoch = row["kind"] == "monitor" or (following is not None and following["epoch"] > row["epoch"])
+            if ends_epoch and row["step"] > 0 and row["epoch"] >= 0:
+                return max(1, int(row["step"]) // (int(row["epoch"]) + 1))
+        images, batch = self.about("data").get("train"), self.count("train.batch_size")
+        return max(1, images // batch) if isinstance(images, int) and batch else None
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps of the whole run."""
+        planned = self.steps_per_epoch * self.epochs if self.steps_per_epoch and self.epochs else None
+        return planned if self.end_step is None else self.end_step
+
+    @property
+    def epochs_done(self) -> int:
+        return self.last_step // self.steps_per_epoch if self.steps_per_epoch else 0
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """The time of the logged steps, without the monitor's checks; None if the log does not say."""
+        batch, before, total = self.count("train.batch_size") or 0, 0, 0.0
+        for row in self.train_rows:
+            rate = row.get("images_per_second")
+            total += (row["step"] - before) * batch / rate if is_number(rate) and rate > 0 else 0.0
+            before = row["step"]
+        return total or None
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value of the log is a finite number; null stands for others."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def as_interval(ends: Any) -> tuple[float, float] | None:
+    """Both ends of an interval in JSON; None if it is none."""
+    is_pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
+    return (float(ends[0]), float(ends[1])) if is_pair else None
+
+
+def format_interval(ends: Any) -> str:
+    """`[77.5, 84.7]`; empty if it is none."""
+    interval = as_interval(ends)
+    return "" if interval is None else f"[{interval[0]:.1f}, {interval[1]:.1f}]"
+
+
+def read_record(path: Path, is_running: bool | None = None) -> RunRecord:
+    """Read a run folder. Never raises because of what is in it.
+
+    `is_running`: for the process that trains the run and knows; else the lock says.
+    """
+    folder, problems = RunFolder(path), list[str]()
+
+    def read(file: Path, is_sound: Callable[[Any], bool]) -> dict[str, Any]:
+        try:
+            parsed = parse_json(read_text(file))
+            if not isinstance(parsed, dict) or not is_sound(parsed):
+                raise ValueError("it is none of supancl's")
+        except (OSError, ValueError, RecursionError) as error:
+            problems.append(f"{file.relative_to(path)}: {reason(error)}")
+            return {}
+        if not is_as_written(parsed):
+            problems.append(f"{file.relative_to(path)} was changed or is damaged")
+        return parsed
+
+    content = read(folder.recipe_file, lambda parsed: isinstance(parsed.get("recipe"), dict))
+    rows: list[dict[str, Any]] = []
+    try:
+        rows, damage = read_rows(folder.metrics_file) if folder.metrics_file.exists() else ([], "")
+    except OSError as error:
+        damage = reason(error)
+    problems += [f"metrics.jsonl: {damage}"] * bool(damage)
+    evaluations = {file.stem: read(file, is_as_written) for file in sorted(folder.evaluations.glob("*.json"))}
+    end = read_end(folder)
+    is_locked_now = is_locked(folder.lock_file) if is_running is None else is_running
+    return RunRecord(
+        path,
+        content,
+        rows,
+        problems,
+        None if end is None else end.step,
+        end is not None and end.collapsed,
+        None if end is not None else read_stop(folder),
+        end is None and is_locked_now,
+        {name: result for name, result in evaluations.items() if result},
+    )
+
+
+def _flatten(values: Row, path: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
 
 
 class Verdict(NamedTuple):
@@ -43,10 +229,12 @@ class Diagnosis(NamedTuple):
 def find_verdict(record: RunRecord) -> Verdict:
     """The verdict on a run, by its evaluations, its log and its end."""
     if record.problems:
-        more = f" (and {len(record.problems) - 1} more)" if len(record.problems) > 1 else ""
-        return Verdict("damaged", "unclear", "Damaged", f"{record.problems[0]}{more}; the rest is shown as it is.")
-    if failure := _find_nonfinite(record):
-        return Verdict("not finite", "bad", "Stopped", f"{failure}.")
+        return Verdict("damaged", "unclear", "Damaged", f"{'; '.join(record.problems)}; the rest is shown as it is.")
+    last_loss = [row["loss"] for row in record.train_rows[-1:] if "loss" in row]
+    by_nan = record.stop is not None and record.stop.exit_code == NonFinite.exit_code
+    if by_nan or not all(map(is_number, last_loss)):
+        why = record.stop.reason if by_nan and record.stop else f"the loss is not finite at step {record.last_step}"
+        return Verdict("not finite", "bad", "Stopped", f"{why}.")
     state: State = "running" if record.is_running else "finished" if record.end_step is not None else "stopped"
     progress = _describe_progress(record)
     if not record.rows:
@@ -56,24 +244,19 @@ def find_verdict(record: RunRecord) -> Verdict:
         from supancl.training.monitor import likely_cause
 
         advice = f" {likely_cause(record.recipe)}." if record.recipe is not None else ""
-        title = collapse.state.capitalize()
-        return Verdict(collapse.state, "bad", title, f"{progress}; {collapse.finding}.{advice}")
+        return Verdict(collapse.state, "bad", collapse.state.capitalize(), f"{progress}; {collapse.finding}.{advice}")
     if state == "running":
         return Verdict(state, "unclear", "Still training", f"{progress}; {collapse.finding}.")
     name, found = judge_record(record)
-    title = headline(record)
-    if state == "stopped":
-        found = found._replace(tone="bad" if found.tone == "bad" else "unclear")
-        title = "Stopped"
-    resume = f" To continue it: {program_name()} pretrain --resume --out {shlex.quote(str(record.folder))}"
     by = f"{found.text} ({name})" if name else found.text
-    return Verdict(state, found.tone, title, f"{by}; {progress}.{resume if state == 'stopped' else ''}")
+    if state == "stopped":
+        tone: Tone = "bad" if found.tone == "bad" else "unclear"
+        resume = f"To continue it: {program_name()} pretrain --resume --out {shlex.quote(str(record.folder))}"
+        return Verdict(state, tone, "Stopped", f"{by}; {progress}. {resume}")
+    return Verdict(state, found.tone, headline(record), f"{by}; {progress}.")
 
 
-# --- how good the encoder is ------------------------------------------------------------------------------------------
-
-
-def judge_result(result: Mapping[str, Any]) -> Quality | None:
+def judge_result(result: Row) -> Quality | None:
     """How good the encoder of an evaluation is, by its own fields; None if they do not say."""
     tested = result["cross_validated"] if isinstance(result.get("cross_validated"), Mapping) else result
     key = "map" if "map" in tested else "accuracy"
@@ -89,18 +272,18 @@ def judge_result(result: Mapping[str, Any]) -> Quality | None:
     return quality(images, Interval(float(value), *ends), float(chance), gaps)
 
 
-def own_evaluations(record: RunRecord) -> dict[str, Mapping[str, Any]]:
+def own_evaluations(record: RunRecord) -> dict[str, Row]:
     """The evaluations on the run's own data by protocol, with its usual settings: the convex linear probe and k-NN."""
-    source, found = record.settings.get("data.source"), dict[str, Mapping[str, Any]]()
-    for name in OWN_EVALUATIONS:
+    source, found = record.settings.get("data.source"), dict[str, Row]()
+    for name, pattern in OWN_EVALUATIONS.items():
         for stem, result in record.evaluations.items():
-            if re.fullmatch(OWN_EVALUATIONS[name], stem) and result.get("source") == source:
+            if re.fullmatch(pattern, stem) and result.get("source") == source:
                 found.setdefault(name, result)
     return found
 
 
 def headline(record: RunRecord) -> str:
-    """How good a run is, in a word or two; torch is not needed for it."""
+    """How good a run is, in a word or two."""
     name, found = judge_record(record)
     return HEADLINES[found.tone] if name else "Not evaluated"
 
@@ -112,44 +295,27 @@ def judge_record(record: RunRecord) -> tuple[str, Quality]:
             return name, found
     check: Row = record.checks[-1] if record.checks else {}
     key = next((key for key in ("knn", "knn_map") if is_number(check.get(key))), "")
-    ends = as_interval(check.get(f"{key}_interval")) if key else None
     if not key:
         return "", Quality("unclear", "its accuracy was not measured")
-    text = f"at the last check {'k-NN' if key == 'knn' else 'k-NN mAP'} {check[key]:.1f}%"
-    if ends is not None:
-        text += f" [{ends[0]:.1f}, {ends[1]:.1f}]"
+    title = "k-NN" if key == "knn" else "k-NN mAP"
+    text = f"at the last check {title} {check[key]:.1f}% {format_interval(check.get(f'{key}_interval'))}".rstrip()
     even = 100 / max(1, len(record.classes))  # chance is at least that
     if key == "knn" and len(record.classes) > 1 and check["knn"] <= even:
         return "", Quality("bad", f"{text}, not above chance ({even:.1f}%)")
     return "", Quality("unclear", text)
 
 
-# --- where the run is -------------------------------------------------------------------------------------------------
-
-
-def _find_nonfinite(record: RunRecord) -> str:
-    """Why the run ended at a value that is not a number; empty if it did not."""
-    if record.stop is not None and record.stop.exit_code == NonFinite.exit_code:
-        return record.stop.reason
-    for row in record.train_rows[-1:]:
-        if "loss" in row and not is_number(row["loss"]):
-            return f"the loss is not a finite number at step {row['step']}"
-    return ""
-
-
 def _describe_progress(record: RunRecord) -> str:
     """Where the run is, and what stopped it."""
     if record.end_step is not None:
         return f"finished, epochs: {record.epochs}" if record.epochs else "finished"
-    of = f" of {record.steps:,}" if record.steps else ""
-    position = f"step {record.last_step:,}{of}"
+    position = f"step {record.last_step:,}" + (f" of {record.steps:,}" if record.steps else "")
     if not record.is_running:
         if record.stop is None:
             return f"{position}, killed or cut off"
         return position if record.stop.exit_code == Collapsed.exit_code else f"{position}, by {record.stop.reason}"
     if record.steps and record.seconds and record.last_step:
-        left = record.seconds / record.last_step * (record.steps - record.last_step)
-        return f"{position}, about {duration(left)} left"
+        position += f", about {duration(record.seconds / record.last_step * (record.steps - record.last_step))} left"
     return position
 
 
@@ -160,20 +326,18 @@ def rank_bound(record: RunRecord) -> float:
     """The effective rank below which this run counts as collapsed."""
     from supancl.training.monitor import least_healthy_rank
 
-    batch = record.settings.get("train.batch_size")
     supervised = record.recipe.loss.supervised if record.recipe is not None else True  # the lower bound
     distinct = record.about("data").get("distinct_labels")  # only if images have several labels
     classes = distinct if isinstance(distinct, int) else len(record.classes)
-    size = batch if isinstance(batch, int) and batch > 0 else 10**9
-    return least_healthy_rank(classes, supervised and classes > 1, size)
+    return least_healthy_rank(classes, supervised and classes > 1, record.count("train.batch_size") or 10**9)
 
 
 def diagnose(record: RunRecord) -> Diagnosis:
     """Collapsed by the monitor's rules, collapsing if the values are on their way there, else neither."""
     from supancl.training.monitor import COLLAPSED_STD, LOW_RANK_IN_A_ROW, LOW_STD_IN_A_ROW
 
-    bound = rank_bound(record)
-    ranks = _values(record.checks, "effective_rank")
+    bound, std = rank_bound(record), record.last("std")
+    ranks = [float(row["effective_rank"]) for row in record.checks if is_number(row.get("effective_rank"))]
     if (step := _first_run_below(record.train_rows, "std", COLLAPSED_STD, LOW_STD_IN_A_ROW)) is not None:
         finding = f"by step {step:,} all images get nearly the same target (relative std below {COLLAPSED_STD:g})"
         return Diagnosis("collapsed", finding)
@@ -182,32 +346,21 @@ def diagnose(record: RunRecord) -> Diagnosis:
         return Diagnosis("collapsed", finding)
     if record.collapsed:
         return Diagnosis("collapsed", "the monitor noticed it")
-    signs, std = [], record.last("std")
+    signs = []
     has_fallen = bool(ranks) and ranks[-1] * LARGE_FALL < max(ranks)
     if std is not None and std < LOW_STD:
         signs.append(f"relative std is {std:.3f} (below {COLLAPSED_STD:g} is a collapse)")
     if ranks and (ranks[-1] < bound or (ranks[-1] < NEAR_COLLAPSE * bound and has_fallen)):
         signs.append(f"effective rank fell from {max(ranks):.1f} to {ranks[-1]:.1f} (below {bound:.1f} is a collapse)")
-    if fall := _accuracy_fall(record.checks, 1.0 if has_fallen else LOST_ACCURACY):
-        signs.append(fall)
+    checks = [row for row in record.checks if is_number(row.get("knn")) and as_interval(row.get("knn_interval"))]
+    best, last = max(checks, key=lambda row: float(row["knn"]), default={}), checks[-1] if checks else {}
+    least = 1.0 if has_fallen else LOST_ACCURACY
+    if last and last["knn_interval"][1] < best["knn_interval"][0] and last["knn"] < least * best["knn"]:
+        signs.append(f"k-NN fell from {best['knn']:.1f}% to {last['knn']:.1f}%")
     if signs:
         return Diagnosis("collapsing", " and ".join(signs))
     seen = [f"relative std {std:.2f}"] if std is not None else []
     return Diagnosis("", ", ".join([*seen, *(f"effective rank {rank:.1f}" for rank in ranks[-1:])]) or "no collapse")
-
-
-def _accuracy_fall(checks: Sequence[Row], least: float) -> str:
-    """`k-NN fell from 13.4% to 8.0%` if the last check is below `least` times the best one, and its interval too."""
-    rows = [row for row in checks if is_number(row.get("knn")) and as_interval(row.get("knn_interval"))]
-    if not rows:
-        return ""
-    best, last = max(rows, key=lambda row: float(row["knn"])), rows[-1]
-    is_lower = last["knn_interval"][1] < best["knn_interval"][0] and last["knn"] < least * best["knn"]
-    return f"k-NN fell from {best['knn']:.1f}% to {last['knn']:.1f}%" if is_lower else ""
-
-
-def _values(rows: Sequence[Row], name: str) -> list[float]:
-    return [float(row[name]) for row in rows if is_number(row.get(name))]
 
 
 def _first_run_below(rows: Sequence[Row], name: str, bound: float, length: int) -> int | None:

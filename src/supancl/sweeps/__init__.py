@@ -1,1 +1,182 @@
-"""Several runs of one question: trained, continued and compared."""
+"""Several runs for one question: what a command may be told of them, and the recipes of their rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from supancl.config import flattened, parse_value
+from supancl.errors import BadInput
+from supancl.loggers import open_loggers
+from supancl.recipes import Recipe, find_recipe, recipe
+from supancl.recipes.shorthands import RecipeSettings, full_name, parse_set, with_settings
+from supancl.reporter import has_reporter
+from supancl.reports.terminal import print_warning
+from supancl.runs.folder import next_folder
+from supancl.training.start import as_sources
+
+if TYPE_CHECKING:
+    from supancl.sweeps.runner import Sweep
+
+
+class SweepSettings(RecipeSettings, total=False):
+    """Several runs.
+
+    Parameters
+    ----------
+    data
+        digits, toy, a folder, .npz, .csv, .tar shards, torchvision:NAME@ROOT, hf:NAME; several are joined
+    set
+        any field of the recipe, such as loss.alpha=0.3
+    compat
+        follow the paper, or the authors' code
+    seeds
+        seeds 0 to N - 1
+    jobs
+        runs in parallel (default: automatic)
+    retry
+        continue runs that failed in an earlier call (default: only list them)
+    out
+        folder; an existing one is continued
+    logger
+        also log to wandb or mlflow; may be given several times
+    """
+
+    data: str | list[str]
+    set: Mapping[str, Any] | list[str]
+    compat: Literal["paper", "released-code"]
+    seeds: int
+    jobs: int
+    retry: bool
+    out: str | Path
+    logger: list[str]
+
+
+class SweepRequest:
+    """The recipes and the sweep that a command was asked for."""
+
+    def __init__(self, kind: str, options: Mapping[str, Any], seeds: int = 3) -> None:
+        self.options = dict(options)
+        own = SweepSettings.__annotations__.keys() - RecipeSettings.__annotations__.keys()
+        given = {name: value for name, value in options.items() if name not in own} | parse_set(options.get("set"))
+        reference = recipe("cifar100.supsiam")  # has every field that a flag names
+        self.given = {full_name(reference, name): value for name, value in given.items()}
+        if sources := as_sources(options.get("data")):
+            self.given |= {"data.source": sources[0], "data.joined": tuple(sources[1:])}
+        self.out = Path(options.get("out") or next_folder(kind))
+        self.seeds = options.get("seeds", seeds)
+
+    def recipe(self, name: Recipe | str | Path) -> Recipe:
+        """The recipe with the settings; one that it cannot take is refused with its name."""
+        try:
+            return find_recipe(name, self.options.get("compat"), self.given)
+        except BadInput as error:
+            raise BadInput(str(error) if str(name) in str(error) else f"{name}: {error}") from None
+
+    def sweep(self) -> Sweep:
+        """The sweep; each of its runs has the loggers that were named."""
+        from supancl.sweeps.runner import Sweep
+
+        # the runs may be trained in other processes, and say nothing but what their loggers warn of
+        run_reporter = partial(open_loggers, tuple(self.options.get("logger") or ()), warn=print_warning)
+        # several processes would import a user's script again, so from Python runs are trained one by one
+        jobs = self.options.get("jobs", None if has_reporter() else 1)
+        return Sweep(self.out, self.seeds, jobs, self.options.get("retry", False), run_reporter)
+
+
+def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:
+    """Refuse settings of fields that the sweep sets; `varied` maps each to what to use instead."""
+    for name, instead in varied.items():
+        if name in overrides:
+            raise BadInput(f"{name} is set by this study; give {instead} instead")
+
+
+# --- the rows of a comparison -----------------------------------------------------------------------------------------
+
+Rows = dict[str, Recipe]
+Labels = dict[str, dict[str, Any]]  # row -> fields that name it in results, such as {"loss.alpha": 0.5}
+
+
+def recipe_rows(names: Sequence[str], recipes: Sequence[Recipe]) -> tuple[Rows, Labels]:
+    """A row per recipe; of two with one name, which come from files, the file or its folder is part of the name."""
+    rows: Rows = {}
+    for given, made in zip(names, recipes, strict=True):
+        path = Path(given)
+        origin = path.resolve().parent.name if path.name == "recipe.json" else path.stem
+        is_unique = sum(other.name == made.name for other in recipes) == 1
+        name = safe_name(made.name if is_unique else f"{made.name}-{origin}")
+        if name in rows:
+            raise BadInput(f"{given} is named twice; name each recipe once")
+        rows[name] = made
+    return rows, {name: {"row": name} for name in rows}
+
+
+def grid_rows(base: Recipe, grid: Mapping[str, Sequence[Any]]) -> tuple[Rows, Labels]:
+    """A row per combination of values; values that the recipe reads as the same count once."""
+    rows, labels, short = Rows(), Labels(), short_names(grid)
+    for values in product(*grid.values()):
+        changed = base.with_set(dict(zip(grid, values, strict=True)), because="compare")
+        fields = {field: flattened(changed)[field] for field in grid}
+        words = (f"{short[field]}-{_plain_text(value)}" for field, value in fields.items())
+        name = safe_name("-".join(words))
+        while rows.get(name, changed) != changed:  # two values that look the same in the name of a folder
+            name += "+"
+        rows[name] = changed
+        labels[name] = {"row": name, **fields}
+    return rows, labels
+
+
+def split_grid(base: Recipe, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """The settings of one value, and by dotted field those of several: a list in Python, or A,B on the command line."""
+    single: dict[str, Any] = {}
+    grid: dict[str, list[Any]] = {}
+    for name, value in settings.items():
+        values = _split_values(value) if isinstance(value, str) else value
+        if not isinstance(values, (list, tuple)) or len(values) < 2 or _is_one_value(base, name, value):
+            single[name] = value
+        else:
+            grid[full_name(base, name)] = list(values)
+    return single, grid
+
+
+def _is_one_value(base: Recipe, name: str, value: Any) -> bool:
+    """Whether the field takes the value as it is: some fields are lists, or names with commas."""
+    try:
+        with_settings(base, {name: value})
+    except BadInput:
+        return False
+    return True
+
+
+def _split_values(text: str) -> list[Any]:
+    """The values of 0,0.5 or stop,skip or [16],[16,16]."""
+    try:
+        return list(json.loads(f"[{text}]"))
+    except ValueError:
+        return [parse_value(word.strip()) for word in text.split(",")]
+
+
+def short_names(fields: Iterable[str]) -> dict[str, str]:
+    """The last word of each field, or the whole field where two end alike.
+
+    >>> short_names(["optimizer.lr", "loss.alpha"])
+    {'optimizer.lr': 'lr', 'loss.alpha': 'alpha'}
+    """
+    names = {field: field.rpartition(".")[2] for field in fields}
+    return {field: field if list(names.values()).count(name) > 1 else name for field, name in names.items()}
+
+
+def _plain_text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "-".join(map(_plain_text, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def safe_name(name: str) -> str:
+    """The name as part of a file name."""
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:120]

@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from typing_extensions import Unpack
 
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput
+from supancl.files import write_json, write_text
 from supancl.reporter import say, show
-from supancl.sweeps.options import SweepRequest, SweepSettings
+from supancl.reports.tables import Cell, Row, Table, mark_best, mean_text, to_latex, to_markdown
+from supancl.stats import TOO_FEW_IMAGES, Tone, mean_interval, paired_accuracy_interval, tukey_half_width
+from supancl.sweeps import (
+    Labels,
+    Rows,
+    SweepRequest,
+    SweepSettings,
+    grid_rows,
+    recipe_rows,
+    short_names,
+    split_grid,
+)
 
 if TYPE_CHECKING:
-    from supancl.core.labels import Labels
     from supancl.data.splits import Data
-    from supancl.recipes import Recipe
-    from supancl.sweeps.differences import Against
-    from supancl.sweeps.measures import Result
-    from supancl.sweeps.options import RowSet
-    from supancl.sweeps.runner import Runs, Sweep
+    from supancl.sweeps.runner import Result, Runs, Sweep
 
+# key -> title and decimals
 MEASURES = {
-    # key -> (title, decimals)
+    "transfer": ("transfer %", 2),
+    "linear": ("linear %", 2),
+    "linear_map": ("linear mAP %", 2),
+    "knn": ("k-NN %", 2),
+    "knn_map": ("k-NN mAP %", 2),
+    "ratio": ("S_W/S_T", 3),
     "ssl": ("l_ssl", 3),
     "sup": ("l_sup", 3),
-    "knn": ("k-NN %", 2),
-    "linear": ("linear %", 2),
-    "ratio": ("S_W/S_T", 3),
-    "knn_map": ("k-NN mAP %", 2),
-    "linear_map": ("linear mAP %", 2),
-    "transfer": ("transfer %", 2),
+    "seconds": ("seconds", 0),
 }
+NAMES = {"knn_map": "k-NN mAP", "linear_map": "linear mAP", "knn": "k-NN"}  # in sentences
 BECAUSE = "compare"
+DRAWS = 50  # random sets of images that transfer is fitted on; the same for every row and seed
+Against = Literal["first", "best"]
 
 
 def compare(
@@ -76,229 +88,208 @@ def compare(
     $ supancl compare --data photos --start timm:resnet18 --seeds 1
     """
     require_single_process("a comparison")
-    request = SweepRequest("compare", settings)
+    request, names = SweepRequest("compare", settings), list(recipes)
     if request.seeds < 1 or shots < 1 or not 0 <= leave_out < 1:
         raise BadInput("seeds and shots must be at least 1, and leave_out must lie in [0, 1)")
-    from supancl.sweeps.options import grid_rows, recipe_rows, short_names, split_grid
+    from supancl.recipes import find_recipe
     from supancl.training.start import requested_recipe
 
-    names = list(recipes)
+    compat = request.options.get("compat")
     if not names:
         if "data.source" not in request.given:
             raise BadInput("name recipes, or give data, such as a folder of images (docs/own-data.md)")
         base = {key: value for key, value in request.given.items() if key.startswith("data.")}
-        names = [requested_recipe(None, None, request.options.get("compat"), base)[0].name]
-    request.given, grid = split_grid(request.bare(names[0]), request.given)
+        names = [requested_recipe(None, None, compat, base)[0].name]
+    request.given, grid = split_grid(find_recipe(names[0], compat), request.given)
     if "train.seed" in grid or "train.seed" in request.given:
         raise BadInput("train.seed: every row has the same seeds; give their number with seeds")
+    if (start is None and bool(grid) == (len(names) > 1)) or (start is not None and (grid or leave_out or names[1:])):
+        raise BadInput(
+            "name one recipe and several values, set loss.alpha=0,0.5; or two recipes or more; or one and a start"
+        )
     if start is not None:
-        if grid or leave_out or len(names) > 1:
-            raise BadInput("start: compares one recipe; leave out leave_out and lists of values")
         from supancl.sweeps.start import compare_with_start
 
         return compare_with_start(request, names[0], str(start))
-    if bool(grid) == (len(names) > 1):
-        raise BadInput("name one recipe and several values, set loss.alpha=0,0.5; or two recipes or more")
     if grid:
-        rows, heads, against = grid_rows(request.recipe(names[0]), grid), short_names(grid), "best"
+        (rows, labels), heads = grid_rows(request.recipe(names[0]), grid), short_names(grid)
     else:
-        rows, heads, against = recipe_rows((name, request.recipe(name)) for name in names), {"row": "recipe"}, "first"
-    epochs = sorted({recipe.train.epochs for recipe in rows.recipes.values()})
-    if len(epochs) > 1:
-        say(f"the recipes train for {' and '.join(map(str, epochs))} epochs; set epochs to give all the same")
-    sweep, count = request.sweep(), len(rows.recipes)
+        (rows, labels), heads = recipe_rows(names, [request.recipe(name) for name in names]), {"row": "recipe"}
+    sweep, count = request.sweep(), len(rows)
     say(f"rows: {count}, seeds: {request.seeds}, {count * request.seeds} runs in {request.out}")
-    result, runs = train_and_compare(rows, sweep, against, leave_out, shots)  # type: ignore[arg-type]
-    finish(result, heads, {name: request.out / name for name in runs.trained}, request.out)
+    result, runs = train_and_compare(rows, labels, sweep, "best" if grid else "first", leave_out, shots)
+    write_comparison(result, comparison_table(result, heads), list(runs.trained), request.out)
     sweep.raise_failed(runs, result)
     return result
 
 
-def finish(result: dict[str, Any], heads: Mapping[str, str], runs: Mapping[str, Path], out: Path) -> None:
-    """Print the table and the findings, and write both."""
-    from supancl.reports.comparison import comparison_table, write_comparison
+def write_comparison(result: Result, table: Table, runs: Sequence[str], out: Path) -> None:
+    """Print the table and the findings; write them as results.json, .md and .tex, and the page."""
+    from supancl.reports.page import write_page
+    from supancl.reports.report import comparison_page
 
-    measures = {key: titles for key, titles in MEASURES.items() if key in result["summary"][0]}
-    table = comparison_table(result, heads, measures)
-    optional = [title for key, (title, _) in reversed(list(measures.items())) if not key.startswith("linear")]
-    show(replace(table, optional=optional))
+    show(table)
     for line in result["findings"]:
         say(line)
-    write_comparison(result, table, runs, out)
+    write_json(out / "results.json", result)
+    write_text(out / "results.md", to_markdown(table) + "".join(f"\n- {line}" for line in result["findings"]) + "\n")
+    write_text(out / "results.tex", to_latex(replace(table, notes=[*table.notes, *result["findings"]])))
+    write_page(out / "comparison.html", comparison_page(table, result["tone"], result["findings"], runs, out))
     say(f"runs, results.json, .md, .tex and comparison.html in {out}; {result['seconds']:.0f} s")
 
 
-class RowGroup(NamedTuple):
+def comparison_table(result: Result, heads: Mapping[str, str]) -> Table:
+    """A row per recipe or combination: its difference to the reference, and means ± half their 95% intervals.
+
+    `heads` maps the keys that name a row to the titles of their columns.
+    """
+    entries, gaps = result["summary"], {entry["row"]: entry for entry in result["differences"]}
+    shown = sorted((key for key in MEASURES if key in entries[0]), key=lambda key: key != result["measure"])
+    marks = {}
+    for key in shown:
+        title, decimals = MEASURES[key]
+        means = [None if entry["failed"] or not title.endswith("%") else entry[key] for entry in entries]
+        marks[key] = mark_best(means, decimals)
+    ends = [end for end in ("collapsed", "failed") if any(entry[end] for entry in entries)]
+    rows: list[Row] = []
+    for number, entry in enumerate(entries):
+        words = [f"{entry[key]:g}" if isinstance(entry[key], float) else str(entry[key]) for key in heads]
+        gap = gaps.get(entry["row"], {"mean": None, "high": math.nan})
+        is_reference = entry["row"] == result["reference"]
+        half = math.nan if gap["mean"] is None else gap["high"] - gap["mean"]
+        difference = "0" if is_reference else mean_text(gap["mean"], half, 2, "+")
+        cells = [
+            Cell(mean_text(entry[key], entry[f"{key}_half_interval"], MEASURES[key][1]), marks[key][number])
+            for key in shown
+        ]
+        rows.append([*words, difference, *cells, *(f"{entry[end]} of {entry['n']}" for end in ends)])
+    titles = [*heads.values(), "difference", *(MEASURES[key][0] for key in shown), *ends]
+    data = result["data"]
+    caption = (
+        f"compare on {Path(str(data['source'])).name}: epochs: {' or '.join(map(str, result['epochs']))}, "
+        f"seeds: {len(result['seeds'])}, held-out images: {data['held_out']}"
+    )
+    notes = [f"difference: {result['compared_by']}, to {result['reference']}; ± half a 95% interval {result['over']}"]
+    align = "l" * len(heads) + "r" * (len(titles) - len(heads))
+    optional = [MEASURES[key][0] for key in reversed(shown[1:])]
+    return Table(titles, rows, align, caption, notes, optional=optional)
+
+
+# --- runs on the same data --------------------------------------------------------------------------------------------
+
+
+class Group(NamedTuple):
     """Rows that are trained on the same data, read in the same way."""
 
-    rows: dict[str, Recipe]
-    held_out: Labels  # with all labels of the images if they are measured by these
-    classes: tuple[str, ...]  # of these labels
-    data: Data | None  # None if several groups would not fit into memory together
+    rows: Rows
+    data: Data
+    changed: dict[str, Any]  # settings of the data
 
 
 def train_and_compare(
-    row_set: RowSet, sweep: Sweep, against: Against, leave_out: float = 0.0, shots: int = 5
+    rows: Rows, labels: Labels, sweep: Sweep, against: Against, leave_out: float = 0.0, shots: int = 5
 ) -> tuple[Result, Runs]:
-    """Train every row with every seed and measure it; returns the content of results.json, and the runs.
-
-    `leave_out` is the fraction of the classes that pretraining never sees; transfer to them is fitted on `shots`
-    labelled images of each.
-    """
-    from supancl.evaluation.rows import LEAST_GAIN
-    from supancl.runs.provenance import commit, versions
-    from supancl.stats import t_half_width
-    from supancl.sweeps.differences import compare_rows
-    from supancl.sweeps.measures import Measurement, RunEvaluator, collect_results, summarize
-    from supancl.sweeps.runner import Runs, check_monitored, open_recipe_data, read_run
+    """Train every row with every seed and measure it; returns the content of results.json, and the runs."""
+    from supancl.data.hierarchy import with_leaf_labels
+    from supancl.sweeps.runner import RunEvaluator, Runs, collect_results, summarize
     from supancl.training.start import resolve
 
-    started, labels = time.perf_counter(), row_set.labels
-    for recipe in row_set.recipes.values():
-        check_monitored(recipe)
-    rows = {name: resolve(recipe) for name, recipe in row_set.recipes.items()}
-    groups, summary = open_groups(rows, sweep)
-    if leave_out:
-        groups = [without_classes(group, leave_out) for group in groups]
-    runs, labelled = Runs({}, {}), set()
+    started, rows = time.perf_counter(), {name: resolve(recipe) for name, recipe in rows.items()}
+    groups = open_groups(rows, sweep, leave_out)
+    runs = Runs({}, {})
     for group in groups:
-        data = group.data or open_recipe_data(next(iter(group.rows.values())), several_labels=True)
-        labelled.add(data.train.num_labelled)
-        trained = sweep.train(sweep.with_seeds(group.rows, BECAUSE), data)
+        trained = sweep.train(sweep.with_seeds(group.rows, BECAUSE), group.data)
         runs.trained.update(trained.trained)
         runs.failed.update(trained.failed)
-    held_out = groups[0].held_out
+    data = groups[0].data
+    held_out = with_leaf_labels(data).held_out.all_labels  # runs on a hierarchy are compared by its leaves
     evaluator = RunEvaluator(next(iter(rows.values())).train.device, baselines=True)
     scores = ("knn", "linear", "ratio") if held_out.has_one_each else ("knn_map", "linear_map")
     has_terms = len({getattr(recipe.loss, "alpha", None) for recipe in rows.values()}) > 1
     measures = [*(("ssl", "sup") if has_terms else ()), *scores, *(("transfer",) if leave_out else ())]
 
     def measure(folder: Path) -> dict[str, Any]:
-        measured: dict[str, Any] = evaluator.measure(folder, scores)
+        measured: dict[str, Any] = evaluator.measure(folder, (*scores, "gain"))
         if leave_out:
-            measured["transfer"] = transfer_accuracy(read_run(folder), data, shots)
-        gain = evaluator.value(folder, Measurement("linear", k=None), LEAST_GAIN)
+            measured["transfer"] = transfer_accuracy(folder, data, shots)
+        gain = measured["gain"]
         return {**{key: measured[key] for key in measures}, "learned": None if gain is None else gain > 0}
 
     results = collect_results(sweep, runs, labels, (*measures, "learned"), measure)
-    entries = [summarize(results, label, measures, ("collapsed", "failed")) for label in labels.values()]
-    for entry in entries:
-        for key in measures:
-            half = t_half_width(entry[f"{key}_sd"], entry["measured"])
-            entry[f"{key}_half_interval"] = half if math.isfinite(half) else math.nan
-    knn, linear = scores[:2]
-    by = linear if any(result[linear] is not None for result in results) else knn
-    by = "transfer" if leave_out else by
-    compared = compare_rows(results, list(labels), by, against, held_out=int(held_out.is_labelled.sum()))
-    if len(labelled) > 1:
-        compared["findings"].append(
-            f"rows have {' or '.join(map(str, sorted(labelled)))} labelled images, on which their classifiers were "
-            "fitted too: differences are not those of the encoders alone"
-        )
-    result: Result = {
-        "command": BECAUSE,
-        "data": summary,
-        "seeds": list(range(sweep.seeds)),
-        "epochs": sorted({recipe.train.epochs for recipe in rows.values()}),
-        "rows": results,
-        "summary": entries,
-        **compared,
-        "seconds": time.perf_counter() - started,
-        "versions": versions(),
-        "commit": commit(),
-    }
-    return result, runs
+    is_linear = any(result[scores[1]] is not None for result in results)
+    by = "transfer" if leave_out else scores[is_linear]
+    compared = compare_rows(results, list(labels), by, against, int(held_out.is_labelled.sum()))
+    summary = [summarize(results, label, measures) for label in labels.values()]
+    epochs = sorted({recipe.train.epochs for recipe in rows.values()})
+    return describe(data, sweep.seeds, epochs, results, summary, compared, started), runs
 
 
-# --- data -------------------------------------------------------------------------------------------------------------
+def describe(
+    data: Data,
+    seeds: int,
+    epochs: Sequence[int],
+    results: Sequence[Result],
+    summary: Sequence[Result],
+    compared: Result,
+    started: float,
+) -> Result:
+    """The content of results.json."""
+    from supancl.runs.provenance import commit, versions
+
+    about = {"command": BECAUSE, "data": data.summary, "seeds": list(range(seeds)), "epochs": epochs}
+    done = {"seconds": time.perf_counter() - started, "versions": versions(), "commit": commit()}
+    return {**about, "rows": results, "summary": summary, **compared, **done}
 
 
-def open_groups(rows: Mapping[str, Recipe], sweep: Sweep) -> tuple[list[RowGroup], dict[str, Any]]:
-    """The rows by the data they need, which must hold out the same images; and a summary of the first group's data.
+def open_groups(rows: Rows, sweep: Sweep, leave_out: float) -> list[Group]:
+    """The rows by the data they need, which must hold out the same images; these are never a test split."""
+    import torch
 
-    Choices are made on these images, so they are never a test split.
-    """
-    from supancl.data.hierarchy import with_leaf_labels
+    from supancl.data.opening import is_same_source
     from supancl.recipes.auto import with_short_side
-    from supancl.sweeps.runner import open_held_out
+    from supancl.sweeps.runner import open_held_out, open_recipe_data
 
-    groups: dict[Any, RowGroup] = {}
-    holdouts: dict[Any, float | None] = {}
-    summary: dict[str, Any] = {}
+    groups: dict[Any, Group] = {}
     for name, recipe in rows.items():
         sweep.check_folder(recipe)
         key = with_short_side(recipe).data, recipe.encoder.channels
         if key not in groups:
-            with_holdout, data = open_held_out(recipe, BECAUSE, several_labels=True)
+            made, data = open_held_out(recipe, BECAUSE, several_labels=True)
             if not data.held_out.class_ids():
                 raise BadInput(f"{recipe.data.source}: no held-out image has a label to compare runs on")
-            summary, holdouts[key] = summary or data.summary, with_holdout.data.holdout
-            measured = with_leaf_labels(data)  # runs on a hierarchy are compared by its leaves
-            groups[key] = RowGroup({}, measured.held_out.all_labels, measured.classes, data)
-        is_same = recipe.data.holdout == holdouts[key]
-        changed = recipe if is_same else recipe.with_set({"data.holdout": holdouts[key]}, because=BECAUSE)
-        groups[key].rows[name] = changed
-    check_same_images(list(groups.values()))
-    if len(groups) > 1:
-        return [group._replace(data=None) for group in groups.values()], summary
-    return list(groups.values()), summary
-
-
-def check_same_images(groups: Sequence[RowGroup]) -> None:
-    """Refuse rows that would be compared on different images, or by different classes."""
-    import torch
-
-    from supancl.data.opening import is_same_source
-
-    first, reference = next(iter(groups[0].rows.items()))
-    for group in groups[1:]:
-        name, recipe = next(iter(group.rows.items()))
-        ours, theirs = group.held_out, groups[0].held_out
-        is_same = is_same_source(recipe.data.source, reference.data.source) and group.classes == groups[0].classes
-        if not is_same or not torch.equal(ours.tensor, theirs.tensor):
-            raise BadInput(
-                f"{first} ({reference.data.source}) and {name} ({recipe.data.source}) hold out other images, or have "
-                f"different classes ({len(groups[0].classes)} and {len(group.classes)}), so they cannot be compared; "
-                "give one data, data.holdout, data.hierarchy and data.leave_out to both"
-            )
-
-
-# --- classes left out -------------------------------------------------------------------------------------------------
-
-DRAWS = 50  # random sets of images that transfer is fitted on; the same for every row and seed
-
-
-def without_classes(group: RowGroup, fraction: float) -> RowGroup:
-    """The rows without a fraction of the classes, to measure transfer to these."""
-    from supancl.sweeps.runner import open_recipe_data
-
-    first = next(iter(group.rows.values()))
-    data = group.data or open_recipe_data(first)
-    left_out = left_out_classes(data, fraction)
-    if not left_out:
-        raise BadInput(f"leave_out = {fraction:g}: needs four classes with training and held-out images")
-    data.train.all_labels.check_single(first.data.location, "leave_out above 0")
-    rows = {name: recipe.with_set({"data.leave_out": left_out}, BECAUSE) for name, recipe in group.rows.items()}
-    return group._replace(rows=rows, data=open_recipe_data(next(iter(rows.values()))))
+            changed: dict[str, Any] = {"data.holdout": made.data.holdout}
+            if leave_out:
+                changed["data.leave_out"] = left_out_classes(data, leave_out)
+                data = open_recipe_data(recipe.with_set(changed, BECAUSE))
+            groups[key] = Group({}, data, {} if changed == {"data.holdout": recipe.data.holdout} else changed)
+            first, reference = next(iter(groups.values())), next(iter(rows.values()))
+            alike = is_same_source(recipe.data.source, reference.data.source) and data.classes == first.data.classes
+            ours, theirs = data.held_out.all_labels.tensor, first.data.held_out.all_labels.tensor
+            if not alike or not torch.equal(ours, theirs):
+                raise BadInput(
+                    f"{next(iter(rows))} ({reference.data.source}) and {name} ({recipe.data.source}) hold out other "
+                    "images, or have different classes, so they cannot be compared; give one data, data.holdout, "
+                    "data.hierarchy and data.leave_out to both"
+                )
+        changed = groups[key].changed
+        groups[key].rows[name] = recipe.with_set(changed, because=BECAUSE) if changed else recipe
+    return list(groups.values())
 
 
 def left_out_classes(data: Data, fraction: float) -> list[str]:
-    """Classes to leave out of pretraining: about `fraction` of them, at least two, always the same.
-
-    At least two classes stay in. Only classes with training and held-out images are counted.
-    """
+    """Classes to leave out of pretraining: about `fraction` of them, always the same; two stay in, two are left out."""
     import torch
 
-    classes = len(data.classes)
-    usable = set(data.train.class_ids()) & set(data.held_out.class_ids())
+    data.train.all_labels.check_single(str(data.summary.get("source")), "leave_out above 0")
+    classes, usable = len(data.classes), set(data.train.class_ids()) & set(data.held_out.class_ids())
     count = min(max(2, round(fraction * classes)), len(usable) - 2)
-    if fraction == 0 or count < 2:
-        return []
+    if count < 2:
+        raise BadInput(f"leave_out = {fraction:g}: needs four classes with training and held-out images")
     order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
     return sorted(data.classes[i] for i in [i for i in order if i in usable][:count])
 
 
-def transfer_accuracy(run: Any, data: Data, shots: int) -> float:
+def transfer_accuracy(folder: Path, data: Data, shots: int) -> float:
     """Linear accuracy on the classes left out of pretraining from `shots` images of each, averaged over draws.
 
     With all images, most encoders separate a few classes perfectly, and rows would not differ.
@@ -307,9 +298,10 @@ def transfer_accuracy(run: Any, data: Data, shots: int) -> float:
 
     from supancl.core.precision import pick_device
     from supancl.probes import Features, embed, linear_accuracy
+    from supancl.training.run import load
 
-    if data.transfer is None:
-        return math.nan
+    assert data.transfer is not None
+    run = load(folder)
     device = pick_device(run.recipe.train.device)
     fit, test = (embed(run.encoder.to(device), split, device) for split in data.transfer)
     generator, accuracies = torch.Generator().manual_seed(0), []
@@ -319,3 +311,96 @@ def transfer_accuracy(run: Any, data: Data, shots: int) -> float:
         selected = torch.cat([order[labels == label][:shots] for label in labels.unique()])
         accuracies.append(linear_accuracy(Features(fit.values[selected], fit.labels[selected]), test))
     return math.fsum(accuracies) / len(accuracies)
+
+
+# --- differences ------------------------------------------------------------------------------------------------------
+
+
+def compare_rows(
+    results: Sequence[Result],
+    rows: Sequence[str],
+    by: str,
+    against: Against,
+    images: int | None = None,
+    answers: Mapping[str, Sequence[float]] | None = None,
+) -> Result:
+    """How the rows differ: the reference, an entry per other row, a verdict with its colour, and what failed.
+
+    The reference is the first row, or the best one. Differences are paired over seeds; `answers`, the share of seeds by
+    which each image was answered correctly, pair them over images. Where the best of several rows is picked, intervals
+    hold for all together. `images` is the number of labelled images compared on. A result may say whether its run
+    `learned`: whether it is clearly better than random weights or chance.
+    """
+    values: dict[str, dict[int, float]] = {row: {} for row in rows}
+    for entry in results:
+        if entry[by] is not None and math.isfinite(entry[by]):
+            values[entry["row"]][entry["seed"]] = entry[by]
+    seeds = {entry["seed"] for entry in results}
+    complete = [row for row in rows if values[row].keys() == seeds]
+    means = {row: statistics.fmean(found.values()) for row, found in values.items() if found}
+    reference = rows[0] if against == "first" else max(complete, key=lambda row: means[row], default=None)
+    half = tukey_half_width([[values[row][seed] for seed in sorted(seeds)] for row in complete]) if complete else 0.0
+    differences: list[Result] = []
+    for row in rows:
+        common = [] if reference is None else sorted(values[row].keys() & values[reference].keys())
+        if row == reference or reference is None or not common or (against == "best" and row not in complete):
+            continue  # a failed run has no difference
+        if answers is not None:
+            mean, low, high = paired_accuracy_interval(answers[row], answers[reference], comparisons=len(rows) - 1)
+        else:
+            mean, low, high = mean_interval([values[row][seed] - values[reference][seed] for seed in common])
+            low, high = (mean - half, mean + half) if against == "best" else (low, high)
+        # seeds that differ by exactly as many images have no spread: images are few, not differences sure
+        is_clear = math.isfinite(low) and low < high and (low > 0 or high < 0)
+        word = "no clear difference" if not is_clear else "better" if mean > 0 else "worse"
+        differences.append({"row": row, "mean": mean, "low": low, "high": high, "n": len(common), "verdict": word})
+    over = "over images" if answers is not None else "over seeds"
+    name = NAMES.get(by, by)
+    tone, verdict = find_verdict(results, differences, reference, against, images)
+    if reference is not None and tone != "bad":
+        seeds_used = f"seeds: {len(seeds)}" if answers is None else f"images: {images}"
+        verdict += f" ({name} of {reference} {means.get(reference, math.nan):.1f}%, {seeds_used})"
+    return {
+        "compared_by": name,
+        "measure": by,
+        "reference": reference,
+        "over": over + ("" if against == "first" and answers is None else ", for all rows together"),
+        "differences": differences,
+        "tone": tone,
+        "findings": [verdict, *describe_ends(results)],
+    }
+
+
+def find_verdict(
+    results: Sequence[Result],
+    differences: Sequence[Result],
+    reference: str | None,
+    against: Against,
+    images: int | None,
+) -> tuple[Tone, str]:
+    """Which row to use, in one sentence."""
+    rows = {word: [gap for gap in differences if gap["verdict"] == word] for word in ("better", "worse")}
+    if images is not None and images < TOO_FEW_IMAGES:
+        return "unclear", f"too few images to say: {images} held out, {TOO_FEW_IMAGES} are needed; label more images"
+    if {result.get("learned") for result in results if not result["failed"]} == {False}:
+        return "bad", "nothing was learned yet: no run is clearly better than random weights or chance; train longer"
+    if reference is None:
+        return "bad", "nothing is recommended: every row has a failed run"
+    if against == "best":
+        unclear = [gap["row"] for gap in differences if gap["verdict"] != "worse"]
+        text = f"use {reference}: it is the best, and clearly better than {len(rows['worse'])} of {len(differences)}"
+        text += f"; no clear difference from {', '.join(unclear)}" * bool(unclear)
+        return "good" if rows["worse"] else "unclear", text
+    if not rows["better"]:
+        worse = f"; clearly worse: {', '.join(gap['row'] for gap in rows['worse'])}" * bool(rows["worse"])
+        return "good" if rows["worse"] else "unclear", f"stay with {reference}: nothing is clearly better{worse}"
+    best = max(rows["better"], key=lambda gap: float(gap["mean"]))
+    return "good", f"use {best['row']}: {best['mean']:+.1f} points [{best['low']:.1f}, {best['high']:.1f}]"
+
+
+def describe_ends(results: Sequence[Result]) -> list[str]:
+    """The runs that failed or collapsed."""
+    failed = [entry for entry in results if entry["failed"]]
+    lines = [f"failed, and in no mean: {entry['row']}, seed {entry['seed']}: {entry['failed']}" for entry in failed]
+    collapsed = [f"{entry['row']} (seed {entry['seed']})" for entry in results if entry["collapsed"]]
+    return lines + ([f"collapsed: {', '.join(collapsed)}"] if collapsed else [])

@@ -98,7 +98,7 @@ def audit(
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
     from supancl.evaluation.audit import audit_labels, describe, has_label_noise
     from supancl.evaluation.sources import spec_for
-    from supancl.reports.audit import audit_page
+    from supancl.reports.map import audit_page
     from supancl.reports.page import write_page
 
     spec = spec_for(evaluated, given)

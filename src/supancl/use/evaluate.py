@@ -136,7 +136,7 @@ def run_protocol(
             say(line)
         return result
     from supancl.evaluation.comparison import check_seeds
-    from supancl.reports.score_table import print_score_tables
+    from supancl.reports.tables import print_score_tables
 
     check_seeds(opened)
     named = data_names([source or "" for source in sources]) if settings.needs_data else [None]
@@ -300,7 +300,7 @@ def suite(
     neighbours = checked(k, Count, "k")
     from supancl.evaluation.suite import Plan, make_out_folder, run_suite
     from supancl.reporter import current_reporter
-    from supancl.reports.score_table import print_score_tables, write_suite
+    from supancl.reports.tables import print_score_tables, write_suite
 
     plan = Plan(Path(root), tuple(protocols), tuple(sets), neighbours, episode)
     plan.tasks()  # refuses a bad plan before an encoder is opened

@@ -20,8 +20,8 @@ from supancl.runs.listing import find_runs
 from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
 
 if TYPE_CHECKING:
-    from supancl.reports.run_record import RunRecord
-    from supancl.reports.samples import Samples
+    from supancl.reports.report import Samples
+    from supancl.reports.verdict import RunRecord
     from supancl.training.run import Run
 
 REPORT_PAGE = "report.html"
@@ -158,8 +158,7 @@ def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool
     page_output(page).check()
     from supancl.reports.page import write_page
     from supancl.reports.report import name_runs, report_page
-    from supancl.reports.run_record import read_record
-    from supancl.reports.verdict import find_verdict
+    from supancl.reports.verdict import find_verdict, read_record
 
     records = {name: read_record(path) for name, path in track(name_runs(folders).items(), "reading runs")}
     make_folder(page.parent)
@@ -183,7 +182,7 @@ def find_named_runs(path: Path) -> list[Path]:
 
 def open_images(records: Mapping[str, RunRecord]) -> dict[str, Samples]:
     """The images of each run; the training images that several share are shown once."""
-    from supancl.reports.samples import open_samples
+    from supancl.reports.report import open_samples
 
     images: dict[str, Samples] = {}
     seen: set[str] = set()
