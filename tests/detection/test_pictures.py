@@ -6,15 +6,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-<<<<<<< HEAD
 from supancl.detection.scenes import read_voc
 from supancl.detection.test import Detections
-from supancl.reports.detections import GAP, SIDE, draw_detection_sheet
-=======
-from supancl.detection.layouts import read_voc
-from supancl.detection.testing import Detections
 from supancl.reports.pictures import GAP, TILE, draw_detection_sheet
->>>>>>> 49379647 (A report, a map, a list and a comparison are sections and rows on one shell; sweeps are one runner)
 
 from .drawn import write_voc
 

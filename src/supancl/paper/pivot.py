@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from supancl.errors import BadInput
-from supancl.paper.layouts import NO, YES, Head, Layout, Section
+from supancl.paper.layouts import Head, Layout, Section
 from supancl.paper.results import Entry, Group, Score, Way, group_entries
 from supancl.probes.ranking import shared_ranks
 from supancl.reports.tables import LEGEND, Cell, Row, Table, mark_for_rank, mean_text, write_table

@@ -32,7 +32,7 @@ from supancl.reports.page import thumbnail, to_image
 
 if TYPE_CHECKING:
     from supancl.detection.scenes import Scenes
-    from supancl.detection.testing import Detections
+    from supancl.detection.test import Detections
 
 # ten colours that most colour-blind readers can distinguish; after ten classes they repeat with another marker
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000", "#ee7733", "#009988")

@@ -101,14 +101,8 @@ def detect(
         raise BadInput(f"seeds = {seeds}: must be at least 1")
     if resume and out is None:
         raise BadInput("resume continues the run in out; name it")
-<<<<<<< HEAD
     from supancl.detection.train import DetectFolder, score_stats, train_detector
-    from supancl.reports.detections import draw_detection_curves, draw_detection_sheet
-=======
-    from supancl.detection.saving import DetectFolder
-    from supancl.detection.train import score_stats, train_detector
     from supancl.reports.pictures import draw_detection_curves, draw_detection_sheet
->>>>>>> 49379647 (A report, a map, a list and a comparison are sections and rows on one shell; sweeps are one runner)
 
     given = {
         "arch": arch, "iters": iters, "batch_size": batch_size, "lr": lr, "freeze": freeze, "seed": seed,
@@ -243,23 +237,12 @@ def score(
     $ supancl detect eval runs/detect-001 --json scores.json
     """
     from supancl.core.precision import pick_device
-<<<<<<< HEAD
     from supancl.detection.model import load_detector, move_to_device
     from supancl.detection.scenes import open_test, prepare_for_testing, relabelled
     from supancl.detection.test import coco_evaluator, coco_scores
     from supancl.detection.test import detect as run_detector
     from supancl.detection.train import DetectFolder, format_scores, precision_of
-    from supancl.reports.detections import draw_detection_sheet
-=======
-    from supancl.detection.layouts import open_test
-    from supancl.detection.model import move_to_device
-    from supancl.detection.saving import DetectFolder, load_detector
-    from supancl.detection.scenes import prepare_for_testing, relabelled
-    from supancl.detection.testing import coco_evaluator, coco_scores
-    from supancl.detection.testing import detect as run_detector
-    from supancl.detection.train import format_scores, precision_of
     from supancl.reports.pictures import draw_detection_sheet
->>>>>>> 49379647 (A report, a map, a list and a comparison are sections and rows on one shell; sweeps are one runner)
 
     coco_evaluator()
     saved, on = load_detector(detector), pick_device(device)
