@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from selenium.webdriver import Keys
-from supancl.reports.audit import audit_page
 
 from supancl.evaluation.audit import Audit, AuditedImages, Outlier, Suspect
 from supancl.evaluation.duplicates import DuplicatePair
 from supancl.files import absolute_path
 from supancl.probes.label_scores import WrongShare
+from supancl.reports.map import audit_page
 from supancl.stats import Interval
 from tests.browser.conftest import Browser
 from tests.maps import NASTY, made_images

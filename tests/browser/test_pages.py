@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from supancl.reports.audit import audit_page
-from supancl.reports.comparison import write_comparison_page
-from supancl.reports.run_record import read_record
-from supancl.reports.samples import open_samples
 
-from supancl.reports.map import map_page
+from supancl.reports.map import audit_page, map_page
 from supancl.reports.page import Banner, html_page
-from supancl.reports.report import report_page
+from supancl.reports.report import comparison_page, open_samples, report_page
 from supancl.reports.tables import Cell, Table
+from supancl.reports.verdict import read_record
 from tests.browser.conftest import Browser
 from tests.browser.test_audit import made_audit
 from tests.evaluation.made import source
@@ -60,14 +57,13 @@ def evaluated(path: Path) -> Path:
 def pages(tmp_path, monkeypatch) -> dict[str, str]:
     monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
     record = read_record(evaluated(tmp_path))
-    table = Table(["recipe", "difference"], [["a", Cell("+1.0", "0.5", "best")]], "lr", caption="compare on photos")
-    write_comparison_page(table, ["a is better"], "good", {"run": record.folder}, tmp_path)
+    table = Table(["recipe", "difference"], [["a", Cell("+1.0 ± 0.5", "best")]], "lr", caption="compare on photos")
     tones = [Banner(tone, f"{tone}.", "Why.") for tone in ("good", "unclear", "bad")]
     return {
         "report": report_page({"run": record}, {"run": open_samples(record)}),
         "map": map_page("photos", made_images(60, ("cat", "dog")), [made_map("run", 60, 0)[0]]),
         "audit": audit_page(made_audit(100, 20)[0]),
-        "comparison": (tmp_path / "comparison.html").read_text(),
+        "comparison": comparison_page(table, "good", ["a is better"], ["run"], tmp_path),
         "verdicts": html_page("Verdicts", [], banners=tones),
     }
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from selenium.webdriver import Keys
-from supancl.reports.run_record import read_record
-from supancl.reports.samples import open_samples
 
-from supancl.reports.report import report_page
+from supancl.reports.report import open_samples, report_page
+from supancl.reports.verdict import read_record
 from tests.browser.conftest import Browser
 from tests.files import class_folders
 from tests.reports.made import logged_run

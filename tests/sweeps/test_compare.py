@@ -1,4 +1,4 @@
-"""`supancl compare` and `supancl sweep`: the same seeds and images, paired intervals, and what failed."""
+"""`supancl compare`: the same seeds and images, paired intervals, and what failed."""
 
 import json
 import math
@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from supancl.sweeps.differences import compare_rows
-from supancl.sweeps.options import grid_rows, split_grid
 
 from supancl import recipe
 from supancl.runs.folder import RunFolder
 from supancl.stats import mean_interval, tukey_half_width
-from supancl.sweeps.start import describe_row, verdict
+from supancl.sweeps import grid_rows, split_grid
+from supancl.sweeps.compare import compare_rows
 from tests.files import archive, contents, noise, supancl
 from tests.tiny import poisoned
 
@@ -85,28 +83,33 @@ def test_of_equal_rows_few_studies_call_any_worse() -> None:
 @pytest.mark.parametrize("against", ["first", "best"])
 def test_runs_that_learned_nothing_have_no_winner(against) -> None:
     found = [entry | {"learned": False} for entry in results(a=[70, 80, 90], b=[73, 83.5, 92.5])]
-    (line,) = compare_rows(found, ["a", "b"], "linear", against, 500)["findings"]
-    assert line.startswith("nothing was learned yet")
+    assert compare_rows(found, ["a", "b"], "linear", against, 500)["tone"] == "bad"
     found[0]["learned"] = True
-    assert "learned" not in " ".join(compare_rows(found, ["a", "b"], "linear", against, 500)["findings"])
+    assert compare_rows(found, ["a", "b"], "linear", against, 500)["tone"] == "good"
+    assert compare_rows(found, ["a", "b"], "linear", against, 9)["tone"] == "unclear"
 
 
 # --- a start ----------------------------------------------------------------------------------------------------------
 
 
-def told(frozen: float, fine_tuned: float, images: int, chance: float = 10.0) -> str:
-    """The verdict where the fine-tuned network is right for all images that the frozen one is right for, and more."""
-    ranks = torch.arange(images) / images
-    answers = {name: [((ranks < share), 60.0)] for name, share in (("frozen", frozen), ("fine-tuned", fine_tuned))}
-    return verdict([describe_row(name, answers[name], answers["frozen"]) for name in answers], chance)
+def with_start(frozen: float, fine_tuned: float, images: int, learned: bool = True) -> dict:
+    """Where the fine-tuned network is right for all images that the frozen one is right for, and more."""
+    ranks = np.arange(images) / images
+    answers = {name: (ranks < share).tolist() for name, share in (("frozen", frozen), ("tuned", fine_tuned))}
+    found = [entry | {"learned": learned} for entry in results(frozen=[100 * frozen], tuned=[100 * fine_tuned])]
+    return compare_rows(found, ["frozen", "tuned"], "linear", "first", images, answers)
 
 
 def test_the_frozen_network_stays_where_nothing_is_clearly_better() -> None:
-    assert told(0.8, 0.9, 400).startswith("use fine-tuned: +10.0 points [")
-    assert told(0.8, 0.81, 100).startswith("stay with the frozen network")
-    assert told(0.8, 0.5, 400).startswith("stay with the frozen network")
-    assert told(0.4, 0.9, 8).startswith("too few images")
-    assert told(0.11, 0.12, 200).startswith("nothing was learned yet")
+    better = with_start(0.8, 0.9, 400)
+    assert (better["tone"], better["differences"][0]["verdict"]) == ("good", "better")
+    assert better["findings"][0].startswith("use tuned")
+    same = with_start(0.8, 0.81, 100)
+    assert (same["tone"], same["differences"][0]["verdict"]) == ("unclear", "no clear difference")
+    assert same["findings"][0].startswith("stay with frozen")
+    assert with_start(0.8, 0.5, 400)["findings"][0].startswith("stay with frozen")
+    assert with_start(0.4, 0.9, 8)["tone"] == "unclear"
+    assert with_start(0.11, 0.12, 200, learned=False)["tone"] == "bad"
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -116,15 +119,15 @@ def test_a_grid_is_every_combination_and_equal_values_count_once() -> None:
     base = recipe("digits.supsiam")
     single, grid = split_grid(base, {"lr": ".1,0.10,.3", "loss.alpha": [0.2, 0.5], "train.epochs": 3})
     assert single == {"train.epochs": 3}
-    rows = grid_rows(base, grid)
+    rows, labels = grid_rows(base, grid)
     names = ["lr-0.1-alpha-0.2", "lr-0.1-alpha-0.5", "lr-0.3-alpha-0.2", "lr-0.3-alpha-0.5"]
-    assert list(rows.recipes) == names
-    assert rows.labels[names[2]] == {"row": names[2], "optimizer.lr": 0.3, "loss.alpha": 0.2}
-    assert rows.recipes[names[2]].optimizer.lr == 0.3
-    lists = grid_rows(base, split_grid(base, {"heads.projector.hidden": "[16],[16,16]"})[1])
-    assert list(lists.recipes) == ["hidden-16", "hidden-16-16"]
-    alike = grid_rows(base, {"data.source": ["a/b", "a-b"]})
-    assert list(alike.recipes) == ["source-a-b", "source-a-b+"]
+    assert list(rows) == names
+    assert labels[names[2]] == {"row": names[2], "optimizer.lr": 0.3, "loss.alpha": 0.2}
+    assert rows[names[2]].optimizer.lr == 0.3
+    lists, _ = grid_rows(base, split_grid(base, {"heads.projector.hidden": "[16],[16,16]"})[1])
+    assert list(lists) == ["hidden-16", "hidden-16-16"]
+    alike, _ = grid_rows(base, {"data.source": ["a/b", "a-b"]})
+    assert list(alike) == ["source-a-b", "source-a-b+"]
 
 
 # --- from the command line --------------------------------------------------------------------------------------------
@@ -201,14 +204,14 @@ def test_a_start_is_compared_with_what_training_makes_of_it(photos: Path, capsys
     assert [entry["row"] for entry in result["summary"]] == rows
     assert [entry["n"] for entry in result["summary"]] == [1, 2, 2, 2]
     assert all(entry["seconds"] > 0 for entry in result["summary"])
-    assert result["verdict"] in said.out
+    assert result["findings"][0] in said.out
     assert result["data"]["held_out_from"] == "train"  # the test split chooses nothing
     started = [RunFolder(Path("out") / f"{row}-seed-0").read_init() is not None for row in rows[2:]]
     assert started == [True, False]
     frozen = supancl(capsys, "evaluate", "linear", "out/supsiam-from-start-seed-0", "--json", "linear.json")
     assert frozen.code == 0
     kept = {each["name"]: each for each in json.loads(Path("linear.json").read_text())["baselines"]}
-    assert kept["its start"]["accuracy"] == pytest.approx(result["summary"][0]["accuracy"])
+    assert kept["its start"]["accuracy"] == pytest.approx(result["summary"][0]["linear"])
     before = contents(Path("out/supsiam-from-start-seed-0/checkpoints"))
     assert supancl(capsys, *words).code == 0
     assert contents(Path("out/supsiam-from-start-seed-0/checkpoints")) == before

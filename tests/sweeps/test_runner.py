@@ -12,20 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from supancl.sweeps.processes import FAILURE_FILE
 
 from supancl import recipe
 from supancl.cli import main
 from supancl.data.opening import open_data
-from supancl.errors import BadInput
 from supancl.runs.folder import RunFolder
-from supancl.sweeps import processes, runner
-from supancl.sweeps.runner import Sweep, default_jobs, open_held_out
-from supancl.training.checks import estimate_memory
+from supancl.sweeps import runner
+from supancl.sweeps.runner import FAILURE_FILE, Sweep, default_jobs, open_held_out
 from tests.files import archive, class_folders
 from tests.started import Started
-from tests.tiny import poisoned, tiny_data, tiny_recipe
+from tests.tiny import poisoned
 
 ROWS = {"low": recipe("digits.supsiam"), "high": recipe("digits.supsiam").with_set({"loss.alpha": 1.0})}
 SMALL = ["--set", "data.limit=128", "--set", "encoder.width=16", "--device", "cpu", "--seeds", "2"]
@@ -52,28 +48,12 @@ def test_as_many_runs_at_once_as_memory_allows(monkeypatch: pytest.MonkeyPatch) 
         assert default_jobs(made) == jobs
 
 
-def test_a_run_that_does_not_fit_into_memory_is_refused_before_any_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small, large = tiny_recipe(), tiny_recipe(encoder__width=512)
-
-    def check(made, device: torch.device) -> None:
-        if estimate_memory(made, device) > estimate_memory(small, device):
-            raise BadInput("too large")
-
-    monkeypatch.setattr(runner, "check_memory", check)
-    monkeypatch.setattr(runner, "train_each", lambda *rest: pytest.fail("a run was trained"))
-    sweep = Sweep(tmp_path / "sweep", jobs=1)
-    with pytest.raises(BadInput, match="large-seed-0"):
-        sweep.train(sweep.with_seeds({"small": small, "large": large}, "a test"), tiny_data())
-
-
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
     """These runs meet a loss that is not a number in their second epoch; gives the names of all that were trained."""
-    plain, begun = processes.train, []
+    plain, begun = runner.train, []
 
     def train(made, out, **options):
         begun.append(out.name)
@@ -82,7 +62,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
                 poisoned(patched, {5})
             return plain(made, out=out, **options)
 
-    monkeypatch.setattr(processes, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     return begun
 
 
