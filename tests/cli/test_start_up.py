@@ -18,7 +18,7 @@ HEAVY = ("torch", "torchvision", "timm", "matplotlib", "scipy", "sklearn", "tens
 SUBCOMMANDS = {
     "evaluate": ("knn", "linear", "variance", "transfer", "fewshot", "finetune", "suite"),
     "data": ("show", "check"),
-    "detect": ("train", "eval", "export"),
+    "detect": ("train", "eval"),
     "paper": ("toy", "theory", "collapse", "study", "table", "figure"),
 }
 HELP = [

@@ -276,12 +276,14 @@ def _explain_size_errors(spec: EncoderSpec) -> Iterator[None]:
 
 @torch.no_grad()
 def width_of(body: nn.Module, spec: EncoderSpec) -> int:
-    """The width of the features of a foreign module, which must give one vector per image; 0 on the meta device."""
-    if any(value.is_meta for value in body.parameters()):
-        return 0
-    training = body.training
+    """The width of the features of a foreign module, which must give one vector per image."""
+    training, device = body.training, next((value.device for value in body.parameters()), None)
     try:
-        features: Any = body.eval()(torch.zeros(1, spec.channels, spec.size, spec.size))
+        features: Any = body.eval()(torch.zeros(1, spec.channels, spec.size, spec.size, device=device))
+    except Exception:
+        if device is None or device.type != "meta":
+            raise
+        return 0  # a model that needs real numbers, such as timm's gemma4_vit; with them its errors are told
     finally:
         body.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2:
