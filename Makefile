@@ -67,10 +67,10 @@ test-faults: $(READY)  ## killed ranks, blocked disks, files of attackers: about
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" tests/faults --cov --cov-append --cov-report=
 
 fuzz: $(READY)  ## valid files changed at random: each is accepted, or refused with one line
-	$(BIN)/python -m tests.faults.fuzz
+	$(BIN)/python -m tests.long.fuzz
 
 soak: $(READY)  ## an hour of commands and training: memory, open files and threads must stay flat
-	$(BIN)/python -m tests.faults.soak
+	$(BIN)/python -m tests.long.soak
 
 readme: $(READY)  ## the README's blocks, and nothing else, in a clean clone of the last commit
 	$(BIN)/python tests/readme_in_clone.py

@@ -368,7 +368,7 @@ RUNS = [
     row("a run to judge below the folder", "evaluate knn . --data digits", "encoder.safetensors", "run"),
     row("resume of nothing", "pretrain --resume --out nothing", "nothing", "no run"),
     row("resume with another value", f"{RESUME} --epochs 7", "train.epochs = 7", RECIPE),
-    row("resume with other data", f"{RESUME} --data digits", "'digits'", "data.source", RECIPE),
+    row("resume with other data", f"{RESUME} --data digits", "data", "changed"),
     row("resume with another recipe", "pretrain digits.byol --resume --out run", "digits.supsiam", "digits.byol"),
     row("recipe.json that is no JSON", RESUME, RECIPE, make=put(RECIPE, b"{")),
     row("recipe.json nested without end", RESUME, RECIPE, make=put(RECIPE, DEEP.encode())),
@@ -536,7 +536,7 @@ def test_judging_skips_bad_images_only_when_asked_for(place, capsys):
 
 AS_NOBODY = """
 import contextlib, io, json, os, sys
-import supancl.cli, supancl.training.loop, supancl.evaluation
+import supancl.cli, supancl.training.pretraining, supancl.evaluation
 import torch.utils.tensorboard
 if os.getuid() == 0:  # root may write everywhere
     os.setgroups([])

@@ -23,9 +23,8 @@ from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.products import render
 from supancl.data.views.specs import Crops
 from supancl.runs.folder import RunFolder
-from supancl.training.loop import capture_step
-from supancl.training.model import optimize_for_cuda
-from supancl.training.speed import WARM_UP_STEPS
+from supancl.training.pretraining import capture_step
+from supancl.training.speed import WARM_UP_STEPS, optimize_for_cuda
 from supancl.training.trainer import Trainer, can_share_step
 from tests.core.test_label_weights import some_pairs
 from tests.files import noise

@@ -193,7 +193,7 @@ def test_an_encoder_can_name_known_architectures_only(name, place, capsys):
 def test_no_function_that_reads_a_file_executes_it(wrapping, place, mark):
     content = WRAPPINGS[wrapping](Payload(mark))
     folder = RunFolder(place / "run")
-    folder.create()
+    folder.checkpoints.mkdir(parents=True)
     named = {name: place / name for name in ("x.pt", "x.npz", "x.csv", "run/recipe.json", "run/encoder.safetensors")}
     for path in (*named.values(), folder.checkpoints / "step-000000001.pt"):
         path.write_bytes(content)

@@ -93,7 +93,6 @@ def ours(chosen: Recipe, data: Data, device: torch.device, name: str = "ours") -
     begin = time.perf_counter()
     trainer = Trainer(chosen, data, device)
     trainer.advance()
-    note = "; ".join(trainer.compilation.take_failures())
     wait(device)
     first = time.perf_counter() - begin
     for _ in range(WARM_UP_STEPS - 1):
@@ -104,8 +103,6 @@ def ours(chosen: Recipe, data: Data, device: torch.device, name: str = "ours") -
         trainer.advance()
     wait(device)
     facts = {"how": how(trainer), "first_s": first, "ready_s": time.perf_counter() - begin, "peak_gb": peak.gb()}
-    if note:
-        facts["note"] = note
     return Contender(name, chosen.train.batch_size, lambda: _within(trainer), facts=facts, trainer=trainer)
 
 
@@ -116,7 +113,7 @@ def _within(trainer: Trainer) -> None:
 
 
 def how(trainer: Trainer) -> str:
-    parts = [trainer.recipe.train.precision, "compiled" if trainer.compilation.enabled else "as written"]
+    parts = [trainer.recipe.train.precision, "compiled" if trainer.compiles else "as written"]
     return ", ".join([*parts, "replayed"] if trainer.captured.replay is not None else parts)
 
 

@@ -19,8 +19,8 @@ import torch
 
 from supancl.files import read_text
 from supancl.runs.folder import RunFolder
+from tests.faults.commands import say
 from tests.faults.events import kill_before_event
-from tests.faults.fuzz import quiet_main
 from tests.files import class_folders
 from tests.forked import LIBRARIES
 from tests.tiny import assert_same_bits, final_state
@@ -47,7 +47,7 @@ def run_and_kill(folder: str, words: Sequence[str], at: int, counter: str) -> No
     os.environ["SUPANCL_CACHE"] = f"{folder}/cache"
     torch.set_num_threads(1)
     count = kill_before_event(folder, at)
-    code = quiet_main(*words)
+    code = say(*words).code
     Path(counter).write_text(str(count()))
     os._exit(code)
 
@@ -122,7 +122,7 @@ COMMANDS: dict[str, tuple[Callable[[Path], list[object]], Callable[[Path], objec
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert quiet_main(*PRETRAIN, folder) == 0
+    assert say(*PRETRAIN, folder).code == 0
     return folder
 
 

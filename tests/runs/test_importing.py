@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from supancl import BadInput, load_encoder
 from supancl.core.encoders import sincos_positions
-from supancl.runs.importing import FORMATS, identify, open_encoder
+from supancl.runs.formats import FORMATS, identify
+from supancl.runs.importing import open_encoder
 from supancl.use.export import import_checkpoint
 from tests.files import mentions
 from tests.helpers import fill, quickly_built
@@ -341,9 +342,6 @@ def test_a_grey_encoder_opens_with_its_own_mean_and_std(place):
     torch.save(changed(conv1__weight=torch.randn(64, 1, 7, 7)), "x.pth")
     encoder = open_encoder("x.pth", mean=[0.3], std=[0.2])
     assert encoder(torch.randn(2, 1, 64, 64)).shape == (2, 512)
-
-
-# --- features from any depth ------------------------------------------------------------------------------------------
 
 
 # --- the documentation ------------------------------------------------------------------------------------------------

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from supancl import embed, load_encoder, load_projector, pretrain
+from supancl import embed, load_encoder
 from supancl.cli import main
 from supancl.core.heads import MLP
 from supancl.data.opening import open_data
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
-from supancl.runs.encoder_file import read_safetensors
 from supancl.runs.folder import RunFolder
 
 TINY = ["--epochs", "2", "--batch-size", "32", "--set", "data.limit=128", "--device", "cpu", "--quiet"]
@@ -59,18 +57,6 @@ def projections_of_training_images(run: Path) -> tuple[np.ndarray, np.ndarray]:
     return project(run, values.double().numpy()), labels.numpy()
 
 
-def test_a_run_keeps_its_online_projector(run):
-    state = load_checkpoint(checkpoints(run / "checkpoints")[-1])["branches"]
-    weights, metadata = read_safetensors(run / "projector.safetensors")
-    assert weights.keys() == {name.removeprefix("projector.") for name in state if name.startswith("projector.")}
-    assert all(torch.equal(value, state[f"projector.{name}"]) for name, value in weights.items())
-    assert not all(torch.equal(value, state[f"target_projector.{name}"]) for name, value in weights.items())
-    head = RunFolder(run).read_recipe()[0].heads.projector
-    assert json.loads(metadata["head"])["hidden"] == list(head.hidden)
-    assert (metadata["input_width"], metadata["recipe"]) == (str(load_encoder(run).width), "digits.supbyol")
-    assert not load_projector(run).training
-
-
 def test_variance_of_projector_features_is_that_by_hand(run):
     assert main(["evaluate", "variance", "run", "--split", "train", "--layer", "projector", "--quiet"]) == 0
     result = json.loads((run / "evaluate" / "variance-train-layer-projector.json").read_text())
@@ -85,14 +71,6 @@ def test_variance_of_projector_features_is_that_by_hand(run):
     plain = json.loads((run / "evaluate" / "variance-train.json").read_text())
     assert plain["within"] != pytest.approx(result["within"], rel=1e-3)
     assert "projector" not in plain
-
-
-def test_a_finished_run_gets_it_when_it_is_resumed(run):
-    before = (run / "projector.safetensors").read_bytes()
-    (run / "projector.safetensors").unlink()
-    pretrain(None, out=run, resume=True)
-    assert len((run / "projector.safetensors").read_bytes()) == len(before)
-    assert load_projector(run).state_dict()
 
 
 @pytest.mark.parametrize("spec", [

@@ -12,8 +12,7 @@ import pytest
 from supancl import pretrain
 from supancl.reports.listings import describe_run, find_listed_runs
 from supancl.runs.folder import RunFolder
-from supancl.runs.log import RunEnd, record_end
-from tests.files import assert_mentions, assert_refused, supancl
+from tests.files import assert_mentions, supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -50,7 +49,7 @@ def test_every_run_is_listed_with_its_state(runs: Path) -> None:
     assert describe_run(runs / "deep" / "stopped").epochs_done == 1
     (runs / "deep" / "stopped" / "metrics.jsonl").write_text("")
     assert describe_run(runs / "deep" / "stopped").epochs_done == 0
-    with RunFolder(runs / "deep" / "stopped").lock():
+    with RunFolder(runs / "deep" / "stopped").claim(resume=True):
         assert states(runs)["deep/stopped"] == "running"
 
 
@@ -68,11 +67,6 @@ def test_the_accuracy_is_that_of_the_evaluation_on_the_same_data(runs: Path) -> 
     run = describe_run(runs / "finished")
     assert (run.knn, run.linear, run.tested_images) == (0.5, None, 7)
     assert before.tested_images == RunFolder(runs / "finished").metrics()[-1]["knn_queries"]
-
-
-def test_a_collapsed_run_says_so(runs: Path) -> None:
-    record_end(RunFolder(runs / "finished"), RunEnd(10, True), "one")
-    assert states(runs)["finished"] == "collapsed"
 
 
 @pytest.mark.parametrize(
@@ -101,13 +95,6 @@ def test_the_list_and_as_json(runs: Path, tmp_path: Path, capsys, monkeypatch) -
     assert said.code == 0
     assert_mentions(said.out, "finished", "tiny.supsiam", "arrays", "stopped at 5", "1/2", "damaged", "recipe.json")
     assert [run["state"] for run in json.loads(Path("runs.json").read_text())["runs"]] == list(states(runs).values())
-
-
-def test_wrong_words_are_refused(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert_refused(supancl(capsys, "runs"), "runs", "folder")
-    (tmp_path / "runs").mkdir()
-    assert_mentions(supancl(capsys, "runs").out, "no run below runs")
 
 
 def test_a_list_of_finished_runs_needs_no_torch(made: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from supancl import Align, Interrupted, Reporter, pretrain, recipe
 from supancl.recipes import RECIPES
 from supancl.runs.encoder_file import load_encoder
-from supancl.runs.folder import RunFolder, is_same_or_moved
+from supancl.runs.folder import RunFolder
 from tests.files import assert_mentions, class_folders, supancl
 from tests.tiny import assert_same_bits, final_state
 
@@ -47,8 +47,6 @@ def test_a_run_goes_on_where_its_data_have_been_moved_to(tmp_path, capsys):
     with pytest.raises(Interrupted):
         photos_run(tmp_path, "run", StopAt())
     resume = ("pretrain", "--resume", "--out", tmp_path / "run", "--quiet", "--data")
-    said = supancl(capsys, *resume, class_folders(tmp_path / "copy", each=8))  # its own are where they were
-    assert said.code == 2
     (tmp_path / "photos").rename(tmp_path / "moved")
     said = supancl(capsys, *resume, class_folders(tmp_path / "others", ("cat", "cow"), each=8))
     assert said.code == 2
@@ -77,36 +75,6 @@ def test_a_finished_run_keeps_the_new_place_too_and_gets_its_encoder_back(tmp_pa
     written = run.encoder.stat().st_mtime_ns
     assert supancl(capsys, *resume).code == 0
     assert run.encoder.stat().st_mtime_ns == written  # a whole one is left as it is
-
-
-@pytest.mark.parametrize(
-    ("kept", "there", "moved"),
-    [
-        ("{}/photos", ["photos"], False),
-        ("{}/photos", [], True),
-        ("{}/me@home", [], True),
-        ("{}/s-{{000..001}}.tar", ["s-000.tar", "s-001.tar"], False),
-        ("{}/s-{{000..001}}.tar", ["s-000.tar"], True),
-        ("{}/*.tar", ["s-000.tar"], False),
-        ("{}/*.tar", [], True),
-        ("{}/shards", ["shards"], False),
-        ("pets@{}/sets", ["sets"], False),
-        ("pets@{}/sets", [], True),
-        ("torchvision:CIFAR10@{}/sets", [], True),
-        ("hf:{}/set", ["set"], False),
-        ("hf:{}/set", [], True),
-        ("hf:someone/set", [], False),
-        ("digits", [], False),
-        ("photos", [], False),
-        ("", [], False),
-    ],
-)
-def test_another_place_is_taken_where_the_kept_one_is_gone_alone(kept, there, moved, tmp_path):
-    for name in there:
-        (tmp_path / name).touch() if name.endswith(".tar") else (tmp_path / name).mkdir()
-    kept = kept.format(tmp_path)
-    assert is_same_or_moved("/elsewhere", kept) is moved
-    assert is_same_or_moved(kept, kept)
 
 
 # --- a file of one's own ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from supancl.core.encoders import EncoderSpec
-from supancl.training.model import FoldedConv2d, optimize_for_cuda
+from supancl.training.speed import FoldedConv2d, optimize_for_cuda
 from tests.helpers import seeded
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from supancl import Collapsed, effective_rank, pretrain, recipe
 from supancl.core.encoders import Encoder
+from supancl.core.pools import Queue
 from supancl.data.splits import Split
 from supancl.probes import Features, embed
 from supancl.training.monitor import (
@@ -20,6 +21,8 @@ from supancl.training.monitor import (
 )
 from supancl.training.trainer import Trainer
 from tests.tiny import Notes, tiny_data, tiny_recipe
+
+CPU = torch.device("cpu")
 
 
 def test_relative_std_is_one_on_the_sphere_and_zero_when_collapsed() -> None:
@@ -45,6 +48,36 @@ def test_one_low_reading_is_no_collapse_but_several_in_a_row_are() -> None:
     assert not monitor.collapsed
     monitor.note(float(relative_std(flat)))
     assert monitor.collapsed
+
+
+def test_a_row_holds_its_definitions() -> None:
+    data = tiny_data(120)
+    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).model.branches.encoder
+    pool = Queue(10, 8, len(data.classes))
+    for labels in (torch.zeros(6, dtype=torch.long), torch.ones(6, dtype=torch.long)):
+        pool.push(torch.randn(6, 8), labels)
+    targets = torch.randn(50, 8, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    row = Monitor(data, True).measure(encoder, targets, pool, CPU)
+
+    alike = F.normalize(targets, dim=1)
+    assert row["std"] == pytest.approx(float((alike - alike.mean(0)).square().sum(1).mean().sqrt()), rel=1e-5)
+    found, reference = embed(encoder, data.held_out), embed(encoder, data.train)
+    values, labels = F.normalize(found.values.double(), dim=1), found.labels
+    within = [float((z - values[labels == y].mean(0)).square().sum()) for z, y in zip(values, labels, strict=True)]
+    total = [float((z - values.mean(0)).square().sum()) for z in values]
+    assert row["s_w"] == pytest.approx(sum(within) / len(within))
+    assert row["s_t"] == pytest.approx(sum(total) / len(total))
+    assert row["s_w/s_t"] == pytest.approx(sum(within) / sum(total))
+    near = values @ F.normalize(reference.values.double(), dim=1).T
+    right = []
+    for similarity, label in zip(near, labels.tolist(), strict=True):
+        votes = torch.zeros(len(data.classes), dtype=torch.float64)
+        for at in similarity.topk(20).indices.tolist():
+            votes[reference.labels[at]] += math.exp(float(similarity[at]) / 0.1)
+        right.append(int(votes.argmax()) == label)
+    assert row["knn"] == pytest.approx(100 * sum(right) / len(right))
+    assert row["pool_coverage"] == pytest.approx(2 / len(data.classes))
+    assert row["pool_staleness"] == pytest.approx(4 / 10)  # ten slots: four of the first push, six of the second
 
 
 COLLAPSING = {
@@ -115,7 +148,7 @@ def test_of_partly_labelled_images_the_monitor_takes_the_labelled_ones(monkeypat
 
 def test_without_labels_there_is_no_accuracy_and_no_training_image_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     data = tiny_data(unlabelled=1.0)
-    encoder = Trainer(tiny_recipe("simsiam"), data, torch.device("cpu")).model.branches.encoder
+    encoder = Trainer(tiny_recipe("simsiam"), data, CPU).model.branches.encoder
     seen = []
 
     def counted(encoder: Encoder, split: Split) -> Features:
@@ -123,7 +156,7 @@ def test_without_labels_there_is_no_accuracy_and_no_training_image_is_embedded(m
         return embed(encoder, split)
 
     monkeypatch.setattr("supancl.training.monitor.embed", counted)
-    row = Monitor(data, False).measure(encoder, of_rank(9), None, torch.device("cpu"))
+    row = Monitor(data, False).measure(encoder, of_rank(9), None, CPU)
     assert seen == [len(data.held_out)]
     assert math.isnan(row["knn"])
     assert math.isnan(row["s_w"])
@@ -149,11 +182,11 @@ def test_targets_that_use_few_directions_are_a_collapse_though_they_are_spread_o
 ) -> None:
     data = tiny_data(4 * classes, classes)
     monitor = Monitor(data, supervised)
-    trainer = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu"))
+    trainer = Trainer(tiny_recipe("supsiam"), data, CPU)
     for _ in range(LOW_RANK_IN_A_ROW):
         assert not monitor.collapsed
         assert monitor.note(float(relative_std(of_rank(rank)))) > 0.9
-        monitor.measure(trainer.model.branches.encoder, of_rank(rank), None, torch.device("cpu"))
+        monitor.measure(trainer.model.branches.encoder, of_rank(rank), None, CPU)
     assert monitor.collapsed == collapsed
 
 
@@ -167,8 +200,8 @@ def test_the_last_epoch_is_always_checked(epochs: int, checked: list[int], tmp_p
 @pytest.mark.parametrize(("half", "close"), [(False, 5e-3), (True, 0.03)])
 def test_on_a_gpu_the_values_are_those_of_a_cpu(half: bool, close: float) -> None:
     data, device = tiny_data(600), torch.device("cuda")
-    encoder = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu")).model.branches.encoder
-    expected = Monitor(data, True).measure(encoder, of_rank(9), None, torch.device("cpu"))
+    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).model.branches.encoder
+    expected = Monitor(data, True).measure(encoder, of_rank(9), None, CPU)
     found = Monitor(data, True).measure(encoder.to(device), of_rank(9).to(device), None, device, half)
     assert found.pop("knn") == pytest.approx(expected.pop("knn"), abs=10 if half else 5)
     assert len(found.pop("knn_interval")) == len(expected.pop("knn_interval"))  # it follows knn

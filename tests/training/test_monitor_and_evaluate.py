@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
-from supancl import pretrain
 from supancl.probes import Features
 from supancl.probes.linear import USUAL_RIDGE
 from supancl.training.monitor import linear_accuracy
@@ -123,23 +122,3 @@ def test_a_check_draws_nothing_from_anybodys_random_numbers():
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(trainer.model.generator.get_state(), states[1])
     assert random.getstate() == states[2]
-
-
-def test_the_classifier_is_in_the_log_and_in_tensorboard_and_absent_without_labels(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for name, unlabelled in (("labelled", 0.0), ("unlabelled", 1.0)):
-        run = tmp_path / name
-        pretrain(tiny_recipe("simsiam"), tiny_data(unlabelled=unlabelled), run)
-        board = EventAccumulator(str(run / "tensorboard")).Reload()
-        there = {"monitor/linear", "monitor/knn", "monitor/knn_references"} & set(board.Tags()["scalars"])
-        row = checks(run)[-1]
-        if unlabelled:
-            assert not there
-            assert row["linear"] is None
-        else:
-            assert len(there) == 3
-            assert board.Scalars("monitor/linear")[-1].value == pytest.approx(row["linear"])
-
-
-# --- the pool -------------------------------------------------------------------------------------------------------

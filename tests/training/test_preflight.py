@@ -1,8 +1,6 @@
 """What is chosen by itself, and what is said where the fast way cannot be gone."""
 
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,15 +8,13 @@ import torch
 from supancl import BadInput, Data, pretrain, recipe
 from supancl.core.precision import pick_device
 from supancl.data.splits import full_split
-from supancl.data.store.memory import Batch, PackedImages
+from supancl.data.store.memory import PackedImages
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.runs.folder import RunFolder
-from supancl.training.loop import capture_step, report_compile_failures
-from supancl.training.speed import MIN_STEPS_TO_COMPILE, WARM_UP_STEPS, Replay, with_speed
-from supancl.training.start import (
-    settle_recipe,
-)
+from supancl.training.pretraining import capture_step
+from supancl.training.speed import MIN_STEPS_TO_COMPILE, WARM_UP_STEPS, with_speed
+from supancl.training.start import settle_recipe
 from supancl.training.trainer import Trainer, can_replay
 from tests.files import contents, mentions
 from tests.tiny import Notes, tiny_data, tiny_recipe
@@ -87,9 +83,9 @@ def test_a_run_may_go_on_compiled_or_captured_otherwise(tmp_path: Path) -> None:
     made, data, folder = tiny_recipe(), tiny_data(), RunFolder(tmp_path / "run")
     pretrain(made, data, folder.path)
     kept = folder.read_recipe()[0]
-    went_on = settle_recipe(kept.with_set({"train.replay": True}), data, folder, resume=True, init=None).train
+    went_on = settle_recipe(kept.with_set({"train.replay": True}), data, folder, resume=True, init=None)[0].train
     assert (went_on.replay, went_on.compile, went_on.precision) == (True, False, "fp32")
-    assert settle_recipe(kept, data, folder, resume=True, init=None).train.replay is False
+    assert settle_recipe(kept, data, folder, resume=True, init=None)[0].train.replay is False
     pretrain(made.with_set({"train.replay": True}), data, folder.path, resume=True)
     pretrain(data=data, out=folder.path, resume=True, compile=True)
     for settings, named in (({"epochs": 9}, "train.epochs"), ({"compat": "released-code"}, "compat")):
@@ -118,40 +114,6 @@ def test_a_capture_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.Mo
     assert trainer.advance() is not None
 
 
-def test_a_recording_that_fails_is_ended_for_generators_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Generator:
-        def __init__(self) -> None:
-            self.state = "recording"
-
-        def clone_state(self) -> str:
-            return "a copy, not recording"
-
-        def graphsafe_set_state(self, state: str) -> None:
-            self.state = state
-
-    class Graph:
-        def register_generator_state(self, generator: Generator) -> None: ...
-
-    def fails(batch: Batch | None) -> None:
-        raise RuntimeError("not permitted while recording")
-
-    own, default, ended = Generator(), Generator(), []
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "default_generators", (default,))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(device_index=0))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: nullcontext())
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        monkeypatch.setattr(torch._C, name, lambda *which: ended.append(which), raising=False)
-    with pytest.raises(RuntimeError, match="not permitted while recording"):
-        Replay(fails, own, None)  # type: ignore[arg-type]
-    assert own.state == default.state == "a copy, not recording"
-    assert ended == [(0, (0, 7))] * 2
-    Replay(lambda batch: None, own, None)  # type: ignore[arg-type]
-    assert len(ended) == 2
-
-
 def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Trainer:
     random = torch.Generator().manual_seed(0)
     images = [
@@ -174,20 +136,6 @@ def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape_and_losses_nobo
         {"recipe": one.recipe.with_set({"train.replay": False})},
     ):
         assert not can_replay(**usual | changed), changed
-
-
-def test_a_recorded_step_takes_no_batch_of_another_shape() -> None:
-    recorded = Replay.__new__(Replay)  # recording takes a GPU
-    recorded.batch = Batch(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.long))
-    pixels, sizes = torch.ones(4, 1, 8, 8, dtype=torch.uint8), torch.full((4, 2), 8)
-    recorded.copy_batch(Batch(pixels, sizes))
-    assert torch.equal(recorded.batch.pixels, pixels)
-    assert torch.equal(recorded.batch.sizes, sizes)
-    for other in (Batch(pixels[:1], sizes), Batch(pixels, sizes[:1]), Batch(pixels), None):
-        with pytest.raises(ValueError, match=mentions("recorded")):
-            recorded.copy_batch(other)
-    recorded.batch = None
-    recorded.copy_batch(None)
 
 
 def test_a_run_of_a_gpu_is_refused_here_before_anything_changes(tmp_path: Path) -> None:
@@ -215,28 +163,3 @@ def test_a_compiler_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.M
     run = pretrain(tiny_recipe(train__compile=True), tiny_data(), tmp_path / "run", reporter=notes)
     assert len(notes.warnings) == 1
     assert len(run.metrics) == len(plain.metrics)
-
-
-def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, notes, taken = Trainer(tiny_recipe(), tiny_data(), CPU), Notes(), []
-
-    def fails(targets, labels):
-        raise torch._dynamo.exc.BackendCompilerFailed(compile, RuntimeError("no C compiler"), None)
-
-    optimize, step = trainer.model.optimizer.step, trainer.captured.step
-    monkeypatch.setattr(trainer.model.optimizer, "step", lambda: taken.append(optimize()))
-    monkeypatch.setattr(torch, "compile", lambda function: fails)
-    trainer.compilation.enabled = True
-    push = trainer.compilation._or_eager("filling the pool", trainer.model.push_targets)
-    step.push = push
-    for _ in range(2):
-        assert trainer.advance() is not None
-        report_compile_failures(trainer, notes)
-    assert (len(taken), trainer.step, int(trainer.inputs.step_tensor), int(trainer.model.pool.clock)) == (2, 2, 2, 2)
-    assert len(notes.warnings) == 1  # though it failed at both steps' push
-    trainer.compilation.failures.append("the views could not be compiled")
-    trainer.compilation.disable()  # the whole step as written, which is said by one line
-    assert trainer.compilation.failures == []
-
-
-# --- before the data are read -----------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, load_encoder, pretrain
-from supancl.core.labels import Labels
+from supancl import METHODS, BadInput, NonFinite, Recipe, load_encoder, pretrain
 from supancl.data.splits import Data
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
@@ -198,19 +197,6 @@ def test_accumulation_changes_nothing_where_the_loss_does_not_see_the_batch(meth
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-def test_without_any_matching_label_supsiam_is_simsiam() -> None:
-    """Samples labelled -1 use the self-supervised term alone."""
-    data = tiny_data()
-    bare = replace(data, train=replace(data.train, all_labels=Labels.of(torch.full_like(data.train.labels, -1))))
-    sup = trainer_of(tiny_recipe("supsiam"), bare)
-    ssl = trainer_of(tiny_recipe("simsiam"), bare)
-    for _ in range(3):
-        take_step(sup)
-        take_step(ssl)
-    for name, value in flat(ssl.model.branches.state_dict()).items():
-        torch.testing.assert_close(flat(sup.model.branches.state_dict())[name], value)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_one_label_in_ten_trains_with_the_same_call(method: str, tmp_path: Path) -> None:
     data = tiny_data(100, unlabelled=0.9)
@@ -233,18 +219,6 @@ def test_training_learns(tmp_path: Path) -> None:
 # --- what a run leaves ------------------------------------------------------------------------------------------------
 
 
-def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
-    run = pretrain(tiny_recipe("supbyol"), tiny_data(), tmp_path / "run")
-    names = {path.name for path in run.folder.iterdir()}
-    assert {"recipe.json", "metrics.jsonl", "checkpoints", "encoder.safetensors", "tensorboard"} <= names
-    first = run.metrics[0]
-    assert {"step", "epoch", "loss", "ssl", "sup", "lr", "momentum", "images_per_second"} <= first.keys()
-    monitor = [row for row in run.metrics if row["kind"] == "monitor"]
-    assert len(monitor) == 2
-    values = {"std", "effective_rank", "s_w", "s_t", "s_w/s_t", "pool_coverage", "pool_staleness", "knn"}
-    assert values <= monitor[0].keys()
-
-
 def test_the_saved_encoder_gives_the_features_of_the_trained_one(tmp_path: Path) -> None:
     run = pretrain(tiny_recipe("byol"), tiny_data(), tmp_path / "run")
     images = torch.randn(5, 1, SIDE, SIDE)
@@ -253,20 +227,23 @@ def test_the_saved_encoder_gives_the_features_of_the_trained_one(tmp_path: Path)
     assert not loaded.training
 
 
-def test_init_starts_both_branches_from_the_file(tmp_path: Path) -> None:
+def test_init_starts_both_branches_from_the_file(monkeypatch, tmp_path: Path) -> None:
     data = tiny_data()
     first = pretrain(tiny_recipe("byol"), data, tmp_path / "first")
     seen = {}
 
-    class Look(Reporter):
-        def on_start(self, *args):
-            seen.update(flat(torch.load(tmp_path / "second" / "checkpoints" / "step-000000000.pt", weights_only=True)))
+    take = Step.__call__
 
-    recipe = tiny_recipe("byol", train__on_nan="rollback", train__seed=1)
-    pretrain(recipe, data, tmp_path / "second", init=first.folder, reporter=Look())
+    def look(self, batch=None):
+        if not seen:
+            seen.update({name: value.clone() for name, value in self.model.branches.state_dict().items()})
+        return take(self, batch)
+
+    monkeypatch.setattr(Step, "__call__", look)
+    pretrain(tiny_recipe("byol", train__seed=1), data, tmp_path / "second", init=first.folder)
     for name, value in first.encoder.state_dict().items():
-        assert torch.equal(seen[f".branches.encoder.{name}"], value)
-        assert torch.equal(seen[f".branches.target_encoder.{name}"], value)
+        assert torch.equal(seen[f"encoder.{name}"], value)
+        assert torch.equal(seen[f"target_encoder.{name}"], value)
 
 
 def test_the_callers_random_state_is_left_alone(tmp_path: Path) -> None:
@@ -297,7 +274,7 @@ def test_steps_traced_as_one_graph_and_eager_ones_agree(method: str, monkeypatch
         for _ in range(3):
             trainer.advance()
         trained[compiled] = {name: value.clone() for name, value in trainer.model.branches.state_dict().items()}
-        assert trainer.compilation.enabled == compiled
+        assert trainer.compiles == compiled
     for name, value in trained[False].items():
         torch.testing.assert_close(trained[True][name], value, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -311,12 +288,10 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_images(monkeypatch, tmp_p
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
 
 
-@pytest.mark.parametrize("policy", ["skip", "rollback"])
-def test_skip_and_rollback_leave_the_step_out_and_stay_finite(policy: str, monkeypatch, tmp_path: Path) -> None:
+def test_skipped_steps_are_left_out_and_the_run_stays_finite(monkeypatch, tmp_path: Path) -> None:
     poisoned(monkeypatch, {3, 7})
     notes = Notes()
-    recipe = tiny_recipe("supbyol", train__on_nan=policy, train__checkpoint_every=2)
-    run = pretrain(recipe, tiny_data(), tmp_path / "run", reporter=notes)
+    run = pretrain(tiny_recipe("supbyol", train__on_nan="skip"), tiny_data(), tmp_path / "run", reporter=notes)
     assert len(notes.warnings) == 2
     state = final_state(tmp_path / "run")
     assert all(torch.isfinite(value).all() for value in state.values() if value.is_floating_point())
@@ -328,8 +303,6 @@ def test_a_run_that_only_skips_gives_up(monkeypatch, tmp_path: Path) -> None:
     poisoned(monkeypatch, set(range(100)))
     with pytest.raises(NonFinite, match=mentions("step 1")):  # one of an epoch may be skipped
         pretrain(tiny_recipe(train__on_nan="skip", train__epochs=9), tiny_data(), tmp_path / "run")
-    with pytest.raises(NonFinite, match=mentions("3 rollbacks")):
-        pretrain(tiny_recipe(train__on_nan="rollback", train__epochs=9), tiny_data(), tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -351,14 +324,6 @@ def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, wh
         pretrain(tiny_recipe(train__epochs=1, train__batch_size=42), tiny_data(), tmp_path / "run")
     assert not (tmp_path / "run" / "encoder.safetensors").exists()
     assert not list((tmp_path / "run" / "checkpoints").glob("*.pt"))
-
-
-def test_a_rollback_remembers_earlier_bad_steps_and_rewinds_the_log(monkeypatch, tmp_path: Path) -> None:
-    poisoned(monkeypatch, {1, 3})
-    recipe = tiny_recipe("supbyol", train__on_nan="rollback", train__monitor_every=0)
-    run = pretrain(recipe, tiny_data(), tmp_path / "run")
-    assert [row["step"] for row in run.metrics] == list(range(1, 11))
-    assert int(final_state(tmp_path / "run")[".pool.clock"]) == 8
 
 
 def test_a_skipped_step_of_the_released_code_leaves_the_target_where_it_was(monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""Several and soft labels from a file to an encoder: training, resuming, and what is refused."""
+"""Several, soft and nested labels from a file to an encoder: training, resuming, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supancl.core.pools import Queue
 from supancl.errors import BadInput
 from supancl.training.checks import fit_labels
 from supancl.training.trainer import Trainer
-from tests.files import mentions, noise, picture, supancl, table
+from tests.files import class_folders, mentions, noise, picture, supancl, table
 from tests.test_resume import crash_and_resume
 from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
@@ -69,7 +69,7 @@ def test_other_weights_train_another_encoder():
 
 def test_class_queues_with_several_labels_are_refused_where_their_copies_would_be_compared(tmp_path):
     data = tiny_data(30, classes=5, several=True)
-    with pytest.raises(BadInput, match=mentions("3 labels")):
+    with pytest.raises(BadInput, match=mentions("several labels")):
         pretrain(tiny_recipe("supmoco", "class-queues"), data, tmp_path / "run")
     soft = from_arrays(noise(20, 8, 8), np.eye(2)[np.arange(20) % 2] * np.linspace(0.5, 1, 20)[:, None])
     assert fit_labels(tiny_recipe("supmoco", "class-queues"), soft).train.all_labels.pairs.shape[1] == 1
@@ -104,3 +104,51 @@ def test_from_a_table_to_an_encoder(tmp_path, capsys, monkeypatch):
     assert supancl(capsys, "embed", "run", "--data", path, "--out", "features.csv").code == 0
     assert "cat;dog:0.7" in (tmp_path / "features.csv").read_text().splitlines()[1]
     assert supancl(capsys, "report", "run").code == 0
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def described(folder) -> dict:
+    return json.loads((folder / "recipe.json").read_text())
+
+
+def test_from_a_column_per_class_to_an_encoder(here, capsys):
+    rows = ["1,0,0", "1,0.7,0", ",,", "0,0,1"]
+    for i in range(24):
+        picture(here / f"{i}.png", seed=i)
+    path = table(here / "list.csv", "file,id,cat,dog,fox", *(f"{i}.png,{i},{rows[i % 4]}" for i in range(24)))
+    columns = ("--columns", "image=file,label=cat+dog+fox")
+    supancl(capsys, "data", "show", path, *columns, "--out", "sheets", "--json", "facts.json")
+    assert json.loads((here / "facts.json").read_text())["histogram"] == {
+        "cat": {"train": 12}, "dog": {"train": 6}, "fox": {"train": 6}, "(unlabelled)": {"train": 6},
+    }  # fmt: skip
+    trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", path, *columns, *TINY, "--out", "run")
+    assert trained.code == 0, trained.err
+    about = described(here / "run")["data"]
+    assert (about["classes"], about["labels_per_image"]["most"]) == (3, 2)
+    assert supancl(capsys, "embed", "run", "--data", path, "--out", "features.npz").code == 0
+    with np.load(here / "features.npz") as features:
+        assert features["train_labels"][1].tolist() == [1, pytest.approx(0.7), 0]
+
+
+def test_from_nested_folders_to_an_encoder(here, capsys):
+    class_folders(here / "photos", ("animal/cat", "animal/dog", "plant/rose", "plant"), 6)
+    levels = ("--set", "data.hierarchy=paths", "--set", "data.level_weights=[2,1]")
+    supancl(capsys, "data", "show", "photos", *levels, "--out", "sheets", "--json", "facts.json")
+    facts = json.loads((here / "facts.json").read_text())
+    assert facts["levels"] == [2, 3]
+    assert facts["histogram"]["plant"] == {"train": 12}
+    trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", "photos", *levels, *TINY, "--out", "run")
+    assert trained.code == 0, trained.err
+    recipe = described(here / "run")
+    assert recipe["recipe"]["data"]["hierarchy"] == "paths"
+    assert recipe["recipe"]["data"]["level_weights"] == [2, 1]
+    assert (recipe["data"]["classes"], recipe["data"]["labels_per_image"]["largest_weight"]) == (5, 2)
+    assert supancl(capsys, "embed", "run", "--data", "photos", "--out", "features.npz").code == 0
+    with np.load(here / "features.npz") as features:
+        assert features["class_names"].tolist() == ["animal", "animal/cat", "animal/dog", "plant", "plant/rose"]
+        assert np.bincount(features["train_labels"]).tolist() == [0, 6, 6, 6, 6]

@@ -11,7 +11,7 @@ from queue import Queue
 import pytest
 
 from supancl.data.threads import WaitStopped, waiting_for_images
-from supancl.training import signals
+from supancl.training import loop as signals
 
 
 @pytest.fixture

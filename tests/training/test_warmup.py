@@ -44,21 +44,6 @@ def test_the_shown_recipe_recipe_json_and_the_logged_rates_agree(flags, tmp_path
 
 # --- of semi ----------------------------------------------------------------------------------------------------------
 
-SEMI = ("pretrain", "digits.semi", "--epochs", "4", *SMALL, "--set", "data.labelled=0.5")  # 16 steps
-
-
-def stored_semi(path: Path) -> tuple[int, str]:
-    stored = json.loads((path / "recipe.json").read_text())["recipe"]
-    return stored["loss"]["warmup"], stored["sources"]["loss.warmup"]
-
-
-def test_a_short_run_of_semi_uses_unlabelled_images_in_its_second_half(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for more in ((), ("--resume",)):
-        said = supancl(capsys, *SEMI, "--out", "run", *more)
-        assert said.code == 0, said.err
-    assert stored_semi(tmp_path / "run")[0] == 8
-
 
 def test_python_resumes_semi_with_the_recipe_that_it_began_with(tmp_path):
     asked = tiny_recipe("semi")

@@ -11,7 +11,7 @@ from supancl import Reporter, loggers, pretrain
 from supancl.loggers import LOGGERS, LoggedRun, RunLogger
 from supancl.runs.folder import RunFolder
 from tests.files import assert_one_line, supancl
-from tests.tiny import Notes, poisoned, tiny_data, tiny_recipe
+from tests.tiny import Notes, tiny_data, tiny_recipe
 
 
 class KeptLogger(RunLogger):
@@ -104,14 +104,6 @@ def test_a_resumed_run_goes_on_in_the_same_place_and_sends_no_step_twice(tmp_pat
     assert service.endings == [False, True]
     pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())  # finished: nothing to send
     assert len(service.opened) == 2
-
-
-def test_steps_repeated_after_a_rollback_are_sent_once(tmp_path: Path, service: Any, monkeypatch: Any) -> None:
-    poisoned(monkeypatch, at={7})
-    pretrain(tiny_recipe(train__on_nan="rollback"), tiny_data(), tmp_path / "run", reporter=KeptLogger())
-    (rows,) = service.runs.values()
-    assert steps(rows) == sorted(set(steps(rows)))
-    assert set(steps(rows)) == {row["step"] for row in RunFolder(tmp_path / "run").metrics()}
 
 
 @pytest.mark.parametrize("place", ["open", "send", "close"])

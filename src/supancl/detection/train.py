@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import shlex
-import signal
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +17,6 @@ from torch import Tensor
 from supancl.config import AUTOMATIC, fields_marked, flattened, from_json, parse_json, to_json
 from supancl.core.precision import auto_precision, autocast_for, pick_device
 from supancl.data.order import derive_seed
-from supancl.data.threads import WaitStopped
 from supancl.detection import DetectSpec, detect_spec, learning_rate
 from supancl.detection.model import (
     Detector,
@@ -41,20 +36,17 @@ from supancl.detection.scenes import (
 )
 from supancl.detection.test import SCORES, Detections, coco_evaluator, coco_scores, detect, recompute_norm_statistics
 from supancl.distributed import require_single_process
-from supancl.errors import BadInput, Interrupted, NonFinite
+from supancl.errors import BadInput, NonFinite
 from supancl.evaluation.feature_cache import encoder_key
 from supancl.evaluation.rows import Row
 from supancl.files import is_as_written, read_text, write_sealed_json
 from supancl.reporter import Reporter
-from supancl.runs.checkpoint import save_checkpoint
 from supancl.runs.encoder_file import SCHEMA_VERSION
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import open_encoder
-from supancl.runs.log import MetricsLog
 from supancl.runs.provenance import commit, versions
 from supancl.stats import seed_stats
-from supancl.training.begin import load_state_to_resume
-from supancl.training.signals import record_signals
+from supancl.training.loop import Loop, load_state_to_resume
 
 STEP_STREAM = 7  # of random numbers, for sizes and regions
 
@@ -161,10 +153,7 @@ def train_detector(
     train, test = open_scenes(data)
     train = prepare_for_training(train, spec.train_difficult, spec.keep_empty, spec.memory_gb)
     test = prepare_for_testing(test, spec.memory_gb, spec.test_limit)
-    folder.create()
-    with folder.lock(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        folder.check_free(resume)  # again: reading the images takes time
-        folder.remove_temporary_files()
+    with folder.claim(resume), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         settings = {
             "spec": spec,
             "data": data,
@@ -187,18 +176,14 @@ def train_detector(
                 reporter.note(f"continuing at step {training.step} of {spec.iters}")
         else:
             folder.write_settings(settings)
-        for remark in folder.keep_metrics_until(training.step):
-            reporter.warn(remark)
+        folder.keep_metrics_until(training.step)
         reporter.note(
             f"{spec.arch} detector from {encoder}: images {len(train)}, test images {len(test)}, classes "
             f"{len(train.classes)}; {device}, {training.precision} -> {folder.path}"
         )
-        log = MetricsLog(folder, training.step if resume else None)
-        try:
-            scores, detections = _train(training, train, test, folder, log, reporter)
-        finally:
-            log.close()
-            reporter.on_end()
+        with DetectLoop(training, train, test, folder, resume, reporter) as loop:
+            loop.run()
+            scores, detections = loop.measure()
         save_detector(folder.detector, training.detector, encoder_spec, train.classes)
         folder.write_evaluation("detect", {**scores, "data": test.location, "iters": spec.iters, "seed": spec.seed})
         return DetectRun(folder.path, scores, folder.metrics(), test, detections)
@@ -223,69 +208,63 @@ def check_same_settings(folder: DetectFolder, settings: dict[str, Any]) -> None:
             raise BadInput(f"{what} was {before} in {folder.recipe_file}, is {now}; restore it, or start another run")
 
 
-def _train(
-    training: Training, train: Scenes, test: Scenes, folder: DetectFolder, log: MetricsLog, reporter: Reporter
-) -> tuple[dict[str, Any], list[Detections]]:
-    spec, row = training.spec, None
-    tested = any(logged["kind"] == "test" and logged["step"] == training.step for logged in folder.metrics())
-    with Batches(train, spec, training.device, spec.iters) as batches, record_signals(reporter.note) as signals:
-        if _test_is_due(training) and not tested:  # the run was stopped before it
-            _test(training, train, test, log, reporter)
-        started, images = time.perf_counter(), 0
-        while training.step < spec.iters:
-            with contextlib.suppress(WaitStopped):  # by a signal, which stops the run below, after the step before
-                training.advance(batches)
-                images += spec.batch_size
-            is_last = training.step == spec.iters
-            should_stop = bool(signals)  # read once: a stop is always saved
-            should_save = is_last or should_stop or training.step % spec.checkpoint_every == 0 or _test_is_due(training)
-            if training.steps_summed and (training.step % spec.log_every == 0 or should_save):
-                losses = training.drain_losses()  # waits for the device, so the time below is right
-                rate = images / max(time.perf_counter() - started, 1e-9)
-                row = {"kind": "train", "step": training.step, **losses}
-                row |= {"lr": learning_rate(spec, training.step - 1), "images_per_second": rate}
-                log.write(row)
-                started, images = time.perf_counter(), 0
-            reporter.on_progress("training the detector", training.step, spec.iters)
-            reporter.on_step(training.step, row)
-            if should_save:  # before the test, which may take long
-                log.sync()
-                save_checkpoint(folder.checkpoints, training.step, training.state())
-            if should_stop and not is_last:
-                name = signal.Signals(signals[0]).name
-                command = f"supancl detect train --resume --out {shlex.quote(str(folder.path))}"
-                raise Interrupted(
-                    f"stopped by {name} at step {training.step} of {spec.iters}, saved; continue with: {command}",
-                    signals[0],
-                )
-            if _test_is_due(training):
-                _test(training, train, test, log, reporter)
-                started = time.perf_counter()
-    return _test(training, train, test, log, reporter)
+class DetectLoop(Loop):
+    """The loop of a detector's training, with tests every `eval_every` steps."""
 
+    command, logs_saves = "detect train", True
 
-def _test_is_due(training: Training) -> bool:
-    """Whether to test after this step; the test at the end always runs."""
-    step, spec = training.step, training.spec
-    return 0 < step < spec.iters and spec.eval_every > 0 and step % spec.eval_every == 0
+    def __init__(
+        self, training: Training, train: Scenes, test: Scenes, folder: DetectFolder, resumed: bool, reporter: Reporter
+    ) -> None:
+        super().__init__(folder, training.step if resumed else None, reporter)
+        self.training, self.spec, self.scenes, self.test = training, training.spec, train, test
+        self.log_every, self.checkpoint_every = self.spec.log_every, self.spec.checkpoint_every
+        self.batches = Batches(train, self.spec, training.device, self.spec.iters)
 
+    @property
+    def step(self) -> int:  # type: ignore[override]
+        return self.training.step
 
-# --- testing ----------------------------------------------------------------------------------------------------------
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        return self.spec.iters
 
+    def advance(self) -> int:
+        self.training.advance(self.batches)
+        self.reporter.on_progress("training the detector", self.step, self.steps)
+        return self.spec.batch_size
 
-def _test(
-    training: Training, train: Scenes, test: Scenes, log: MetricsLog, reporter: Reporter
-) -> tuple[dict[str, Any], list[Detections]]:
-    """Run precise BN, detect in every test image, and compute COCO's scores."""
-    spec, device = training.spec, training.device
-    with Batches(train, spec, device, spec.precise_bn) as batches:
-        recompute_norm_statistics(training.detector, batches, spec.precise_bn, training.precision, spec.seed)
-    detections = detect(training.detector, test, device, training.precision, reporter.on_progress)
-    scores = coco_scores(test, detections)
-    memory = {"peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {}
-    log.write({"kind": "test", "step": training.step, **{name: scores[name] for name in SCORES}, **memory})
-    reporter.note(f"step {training.step}: {format_scores(scores)}")
-    return scores | memory, detections
+    def row(self) -> dict[str, Any] | None:
+        if not self.training.steps_summed:
+            return None
+        losses = self.training.drain_losses()  # waits for the device, so that the time is right
+        return {"kind": "train", "step": self.step, **losses, "lr": learning_rate(self.spec, self.step - 1)}
+
+    def part_ends(self) -> bool:
+        every = self.spec.eval_every
+        return self.step == self.steps or (every > 0 and self.step % every == 0)
+
+    def end_part(self) -> None:
+        if self.step < self.steps:  # the last test follows the last checkpoint
+            self.measure()
+
+    def state(self) -> dict[str, Any]:
+        return self.training.state()
+
+    def close_inputs(self) -> None:
+        self.batches.__exit__()
+
+    def measure(self) -> tuple[dict[str, Any], list[Detections]]:
+        """Run precise BN, detect in every test image, and compute COCO's scores."""
+        training, spec, device = self.training, self.spec, self.training.device
+        with Batches(self.scenes, spec, device, spec.precise_bn) as batches:
+            recompute_norm_statistics(training.detector, batches, spec.precise_bn, training.precision, spec.seed)
+        detections = detect(training.detector, self.test, device, training.precision, self.reporter.on_progress)
+        scores = coco_scores(self.test, detections)
+        memory = {"peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {}
+        self.write({"kind": "test", "step": self.step, **{name: scores[name] for name in SCORES}, **memory})
+        self.reporter.note(f"step {self.step}: {format_scores(scores)}")
+        return scores | memory, detections
 
 
 def format_scores(scores: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ class TrainSpec:
     checkpoint_every: Count | None = marked(None, INCIDENTAL, FREE_IN_A_SHARED_STEP)
     monitor_every: Natural = marked(1, INCIDENTAL, FREE_IN_A_SHARED_STEP)  # epochs; 0 turns the monitor off
     on_collapse: Literal["warn", "stop"] = marked("warn", MAY_CHANGE_ON_RESUME, INCIDENTAL, FREE_IN_A_SHARED_STEP)
-    on_nan: Literal["stop", "skip", "rollback"] = marked("stop", MAY_CHANGE_ON_RESUME, INCIDENTAL)
+    on_nan: Literal["stop", "skip"] = marked("stop", MAY_CHANGE_ON_RESUME, INCIDENTAL)
     # checkpoints of the finished run; while it trains there are two, or with "all" every one
     keep: Literal["one", "none", "all"] = marked("one", MAY_CHANGE_ON_RESUME, INCIDENTAL, FREE_IN_A_SHARED_STEP)
 

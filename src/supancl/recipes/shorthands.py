@@ -78,7 +78,7 @@ class RecipeSettings(TypedDict, total=False):
     compile: bool
     deterministic: bool
     on_collapse: Literal["warn", "stop"]
-    on_nan: Literal["stop", "skip", "rollback"]
+    on_nan: Literal["stop", "skip"]
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:

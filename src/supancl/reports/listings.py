@@ -24,9 +24,8 @@ from supancl.recipes.shorthands import FIELDS, RecipeSettings, parse_set
 from supancl.reporter import say, show, track
 from supancl.reports.tables import Table, plain_table
 from supancl.reports.verdict import headline, is_number, own_evaluations, read_record
-from supancl.runs.folder import RunFolder, next_folder
-from supancl.runs.listing import find_runs, folder_bytes, last_written
-from supancl.runs.log import peek_collapsed
+from supancl.runs.folder import RunFolder, find_runs, folder_bytes, last_written, next_folder
+from supancl.runs.log import has_collapsed
 from supancl.stats import duration
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def describe_run(path: Path) -> ListedRun:
     recipe, data, epochs = (record.settings.get(name) for name in ("name", "data.source", "train.epochs"))
     if not (isinstance(recipe, str) and isinstance(data, str) and isinstance(epochs, int)):
         return replace(found, problem=next(iter(record.problems), "recipe.json: no name, data or epochs"))
-    state = "running" if record.is_running else "collapsed" if peek_collapsed(folder) else "finished"
+    state = "running" if record.is_running else "collapsed" if has_collapsed(folder) else "finished"
     if state == "finished" and record.end_step is None:
         newest = folder.checkpoint_files()[-1:]
         state = f"stopped at {int(newest[0].stem.removeprefix('step-')) if newest else 0}"

@@ -195,7 +195,7 @@ class Terminal(Reporter):
 
     def _print_row(self, epoch: int, row: dict[str, Any]) -> None:
         """A row of the table of epochs, by values already logged, so as not to wait for the device."""
-        self.last_printed, done = time.perf_counter(), self.step - self.first_step  # after a rollback none
+        self.last_printed, done = time.perf_counter(), self.step - self.first_step
         left = (self.last_printed - self.started) / done * (self.steps - self.step) if done > 0 else 0
         values = {
             "epoch": f"{epoch}/{self.epochs}",

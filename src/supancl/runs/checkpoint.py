@@ -7,28 +7,27 @@ content, which is compared when it is read. Files are read with weights_only=Tru
 from __future__ import annotations
 
 import copy
-import pickle
 import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from supancl.core.encoders import Encoder
 from supancl.errors import BadInput
 from supancl.files import check_zip, open_regular, reason, write_atomically
-from supancl.runs.encoder_file import encoder_metadata, projector_metadata, save_safetensors
+from supancl.runs.encoder_file import save_safetensors
 from supancl.runs.provenance import content_digest, has_plain_bytes
 from supancl.version import __version__
 
 SCHEMA_VERSION = 2
 MAX_CHECKPOINTS = 2
-MAX_REPETITION = 16  # of a file's bytes in its tensors: shared weights are stored once
+MAX_REPETITION = 4  # of a file's bytes in its tensors: shared weights are stored once
 MAX_PICKLE_BYTES = 16 * 2**20  # names and shapes of 100,000 tensors; Python needs up to 60 times as much memory
 
 
@@ -61,8 +60,8 @@ def load_newest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
             content = load_checkpoint(path)
         except DamagedFile as error:
             damaged.append(str(error))
-            continue
-        return content, [f"{line}; continuing from the one before it" for line in damaged]
+        else:
+            return content, [f"{line}; continuing from the one before it" for line in damaged]
     if damaged:
         raise BadInput(f"no intact checkpoint is left: {'; '.join(damaged)}; to start again at step 0, remove {folder}")
     return None, []
@@ -81,13 +80,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} has schema version {version}, supancl {__version__} reads {SCHEMA_VERSION}; finish the run with "
             "the version in its recipe.json, or start again with another out"
         )
-    try:
-        is_intact = not any(map(_repeats_bytes, _tensors(content))) and content_digest(content) == expected
-    except TypeError:  # a tensor that no run saves
-        is_intact = False
-    if not is_intact:
-        raise DamagedFile(f"checkpoint {path} is damaged (its content differs from its digest)")
-    return content
+    with suppress(TypeError):  # a tensor that no run saves
+        if content_digest(content) == expected:
+            return content
+    raise DamagedFile(f"checkpoint {path} is damaged (its content differs from its digest)")
 
 
 def load_tensors(path: Path, allowed: Sequence[type] = (), mapped: bool = False) -> dict[str, Any]:
@@ -107,17 +103,15 @@ def load_tensors(path: Path, allowed: Sequence[type] = (), mapped: bool = False)
         raise
     except Exception as error:  # a truncated pickle can fail in any way
         with open(path, "rb") as file:
-            has_magic_bytes = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
-        if has_magic_bytes and ("nsupported" in str(error) or "TorchScript" in str(error)):
+            is_pickle = file.read(2).startswith((b"\x80", b"PK"))  # or a zip of one
+        if is_pickle and re.search("nsupported|TorchScript", str(error)):
             name = re.search(r"GLOBAL ([\w.]+)", str(error))
             raise BadInput(
-                f"{path} holds {name[1] if name else 'more than tensors and plain containers'} and was not opened, "
-                "because loading it could run code; if you trust it, save only its weights: torch.save({'state_dict': "
-                "torch.load(IN, weights_only=False)['state_dict']}, OUT) (docs/import.md)"
+                f"{path} holds {name[1] if name else 'more than tensors'} and was not opened, because loading it could "
+                "run code; if you trust it, save only its weights: torch.save({'state_dict': torch.load(IN, "
+                "weights_only=False)['state_dict']}, OUT) (docs/import.md)"
             ) from None
-        is_torn = has_magic_bytes and not isinstance(error, pickle.UnpicklingError)
-        why = reason(error) if is_torn else "it is not a file of tensors"
-        raise DamagedFile(f"checkpoint {path} is damaged ({why})") from None
+        raise DamagedFile(f"checkpoint {path} is damaged or no file of tensors ({reason(error)})") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__}); give a state dict")
     claimed = sum(value.numel() * value.element_size() for value in _tensors(content))
@@ -136,26 +130,20 @@ def _check_archive(path: Path) -> bool:
             members = zipfile.ZipFile(file).infolist()
         except zipfile.BadZipFile:  # cut short: torch says how
             return False
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise BadInput(f"{path}: its members are compressed; unpack it, and save its content again with torch.save")
     pickled = max((member.file_size for member in members if member.filename.endswith(".pkl")), default=0)
-    if pickled > MAX_PICKLE_BYTES or sum(member.file_size for member in members) > path.stat().st_size:
-        raise BadInput(f"{path}: its members claim more bytes than such a file has; save its tensors alone")
+    is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+    if is_packed or pickled > MAX_PICKLE_BYTES or sum(member.file_size for member in members) > path.stat().st_size:
+        raise BadInput(f"{path}: compressed, or claims more bytes than the file has; save its tensors with torch.save")
     return True
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: Any) -> Iterator[Tensor]:
     """The tensors with values in nested containers."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         yield from [value] if has_plain_bytes(value) else []
     elif isinstance(value, (Mapping, list, tuple)):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors(item)
-
-
-def _repeats_bytes(tensor: torch.Tensor) -> bool:
-    """Whether a tensor claims more bytes than were stored: none of a run does, and its digest would take them all."""
-    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def save_with_torch(path: Path, content: dict[str, Any]) -> None:
@@ -170,7 +158,6 @@ class Writer:
     """Saves checkpoints, encoders and projectors in a thread; their tensors are copied immediately.
 
     One file of each kind is written at a time; the next one waits. An error is raised by the next save, or by `wait`.
-    Leaving the `with` block waits for the last file, also after an exception.
     """
 
     def __init__(self) -> None:
@@ -178,25 +165,17 @@ class Writer:
         self._pending: dict[str, Future[object]] = {}
         self._copies: dict[str, HostCopy] = {}
 
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
+    def close(self) -> None:
+        """Wait for the last file, also after an exception."""
         self._thread.shutdown(wait=True)
 
     def save(self, folder: Path, step: int, state: Mapping[str, Any], keep_all: bool = False) -> None:
         """`save_checkpoint` of a copy of the current state."""
         self._submit("checkpoint", state, lambda copied: save_checkpoint(folder, step, copied, keep_all))
 
-    def save_encoder(self, path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
-        """`save_encoder` of a copy of the current encoder."""
-        metadata = encoder_metadata(path, encoder, classes, recipe)
-        self._submit("encoder", encoder.body.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
-
-    def save_projector(self, path: Path, projector: nn.Module, recipe: str) -> None:
-        """`save_projector` of a copy of the current projector."""
-        metadata = projector_metadata(path, projector, recipe)
-        self._submit("projector", projector.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
+    def save_weights(self, path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        """`save_safetensors` of a copy of the current weights."""
+        self._submit(path.name, weights, lambda copied: save_safetensors(path, copied, metadata))
 
     def wait(self) -> None:
         """Wait until everything is on disk; raise any error of writing."""
@@ -209,12 +188,12 @@ class Writer:
                 self._pending.pop(pending_kind).result()
         host_copy = self._copies.setdefault(kind, HostCopy())
         copied = host_copy.copy(content)
-        self._pending[kind] = self._thread.submit(self._write, host_copy, write, copied)
 
-    @staticmethod
-    def _write(host_copy: HostCopy, write: Callable[[Any], object], copied: Any) -> None:
-        host_copy.wait()
-        write(copied)
+        def write_when_copied() -> None:
+            host_copy.wait()
+            write(copied)
+
+        self._pending[kind] = self._thread.submit(write_when_copied)
 
 
 class HostCopy:

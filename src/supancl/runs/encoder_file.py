@@ -27,9 +27,11 @@ from supancl.runs.provenance import content_digest
 SCHEMA_VERSION = 1  # of the metadata
 SHORT_SIDE = "short_side"  # in pixels: the median of the training images, as they were stored
 EXPORTED_FILE = "model.safetensors"  # the name that timm and transformers look for
-T = TypeVar("T")
 MAX_HEADER_BYTES = 32 * 2**20  # a million class names have half of that
-LIBRARY_HEADER_BYTES = 100_000_000  # what safetensors accepts; it refuses more, and says so
+T = TypeVar("T")
+
+
+# --- safetensors with a digest ----------------------------------------------------------------------------------------
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -45,6 +47,70 @@ def _weights_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) 
     return content_digest(content)
 
 
+def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file, compared with its digest if it has one; other libraries write none."""
+    with _open_safetensors(file) as handle:
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        metadata: dict[str, str] = handle.metadata() or {}
+    if {"schema_version", "digest"} <= set(metadata) and metadata["digest"] != _weights_digest(tensors, metadata):
+        raise BadInput(f"{file} is damaged: its content differs from its digest; {_write_again(file)}")
+    check_same_run(file, metadata)
+    return tensors, metadata
+
+
+def read_header(file: Path) -> tuple[dict[str, str], dict[str, torch.Size]]:
+    """The metadata and the shapes of the tensors, none of which is read."""
+    with _open_safetensors(file) as handle:
+        shapes = {name: torch.Size(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
+        return handle.metadata() or {}, shapes
+
+
+@contextmanager
+def _open_safetensors(file: Path) -> Iterator[Any]:
+    try:
+        with open_regular(file) as opened:  # safetensors would wait for a FIFO, and reports no permission as missing
+            length = int.from_bytes(opened.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise SafetensorError(f"its header has {length:,} bytes, it may have {MAX_HEADER_BYTES:,}")
+        with safe_open(file, framework="pt") as handle:
+            yield handle
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{file}: no readable safetensors file ({reason(error)}); {_write_again(file)}") from None
+
+
+def _write_again(file: Path) -> str:
+    return (
+        "copy it again, or if a run wrote it, let the run write it again with: "
+        f"{program_name()} pretrain --resume --out {quote(str(file.parent))}"
+    )
+
+
+def check_same_run(file: Path, metadata: Mapping[str, str]) -> None:
+    """Refuse weights in the folder of another run than the one that wrote them."""
+    folder, name = RunFolder(file.parent), metadata.get("run")
+    if name and folder.read("run", "") not in ("", name):
+        raise BadInput(f"{file} is of another run than {folder.recipe_file}; {_write_again(file)}")
+
+
+def is_readable(file: Path) -> bool:
+    """Whether a safetensors file exists and is intact."""
+    try:
+        read_safetensors(file)
+    except BadInput:
+        return False
+    return True
+
+
+def _metadata(path: Path, classes: tuple[str, ...] | None = None, **values: str) -> dict[str, str]:
+    """Metadata with the name of the run in whose folder a file is written, so that files of two runs are not mixed."""
+    name = RunFolder(path.parent).read("run", "")
+    named = {"classes": json.dumps(classes)} if classes is not None else {}
+    return {**({"run": name} if name else {}), "schema_version": str(SCHEMA_VERSION), **named, **values}
+
+
+# --- encoders and projectors ------------------------------------------------------------------------------------------
+
+
 def save_encoder(
     path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str, short_side: int | None = None
 ) -> None:
@@ -52,56 +118,30 @@ def save_encoder(
 
     `short_side` is the median one of the training images; that of the run, if the file is in a run folder.
     """
-    metadata = encoder_metadata(path, encoder, classes, recipe)
-    if short_side is not None:
-        metadata[SHORT_SIDE] = str(short_side)
-    save_safetensors(path, encoder.body.state_dict(), metadata)
+    save_safetensors(path, encoder.body.state_dict(), encoder_metadata(path, encoder, classes, recipe, short_side))
 
 
-def encoder_metadata(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[str, str]:
-    side = RunFolder(path.parent).read_short_side()
-    return {
-        **_run_metadata(path),
-        **({} if side is None else {SHORT_SIDE: str(side)}),
-        "schema_version": str(SCHEMA_VERSION),
-        "encoder": json.dumps(to_json(encoder.spec)),
-        "name": encoder.spec.name,
-        "width": str(encoder.width),
-        "input_size": str(encoder.size),
-        "mean": json.dumps(encoder.mean),
-        "std": json.dumps(encoder.std),
-        "classes": json.dumps(classes),
-        "recipe": recipe,
-    }
-
-
-def save_projector(path: Path, projector: nn.Module, recipe: str) -> None:
-    """Write projector.safetensors: the weights of the online projector and the spec of its layers."""
-    save_safetensors(path, projector.state_dict(), projector_metadata(path, projector, recipe))
+def encoder_metadata(
+    path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str, short_side: int | None = None
+) -> dict[str, str]:
+    side = short_side or RunFolder(path.parent).read("data", dict[str, Any]()).get("short_side")
+    return _metadata(
+        path,
+        classes,
+        **({SHORT_SIDE: str(side)} if isinstance(side, int) else {}),
+        encoder=json.dumps(to_json(encoder.spec)),
+        name=encoder.spec.name,
+        width=str(encoder.width),
+        input_size=str(encoder.size),
+        mean=json.dumps(encoder.mean),
+        std=json.dumps(encoder.std),
+        recipe=recipe,
+    )
 
 
 def projector_metadata(path: Path, projector: nn.Module, recipe: str) -> dict[str, str]:
     head, width = MLP.describe(projector.state_dict())
-    return {
-        **_run_metadata(path),
-        "schema_version": str(SCHEMA_VERSION),
-        "head": json.dumps(to_json(head)),
-        "input_width": str(width),
-        "recipe": recipe,
-    }
-
-
-def _run_metadata(path: Path) -> dict[str, str]:
-    """The name of the run in whose folder a file is written, so that files of two runs are not mixed."""
-    name = RunFolder(path.parent).read_run_name()
-    return {"run": name} if name else {}
-
-
-def check_same_run(file: Path, metadata: Mapping[str, str]) -> None:
-    """Refuse weights in the folder of another run than the one that wrote them."""
-    folder, name = RunFolder(file.parent), metadata.get("run")
-    if name and folder.read_run_name() not in ("", name):
-        raise BadInput(f"{file} is of another run than {folder.recipe_file}; {_write_again(file)}")
+    return _metadata(path, head=json.dumps(to_json(head)), input_width=str(width), recipe=recipe)
 
 
 def load_projector(path: Path | str) -> nn.Sequential:
@@ -135,7 +175,8 @@ def load_encoder(path: Path | str) -> Encoder:
         weights, _ = read_safetensors(file)
         encoder = spec.build()
     except UnknownEncoder as error:
-        raise BadInput(f"{file}: {error} ({plugin_hint(RunFolder(file.parent).read_plugins())})") from None
+        hint = plugin_hint(RunFolder(file.parent).read("plugins", list[str]()))
+        raise BadInput(f"{file}: {error} ({hint})") from None
     except BadInput as error:
         raise BadInput(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     load_weights(encoder, weights, file)
@@ -147,15 +188,11 @@ def read_encoder_spec(file: Path) -> EncoderSpec | None:
     if file.suffix != ".safetensors" or "encoder" not in (metadata := read_header(file)[0]):
         return None
     try:
-        version, spec = int(metadata["schema_version"]), parse_json(metadata["encoder"])
-    except (KeyError, ValueError) as error:
-        raise BadInput(f"{file}: its metadata are damaged ({reason(error)}); {_write_again(file)}") from None
-    if version > SCHEMA_VERSION:
-        raise BadInput(f"{file} was written by a newer supancl (schema {version}); upgrade")
-    try:
-        return from_json(EncoderSpec, spec, "encoder")
-    except BadInput as error:
-        raise BadInput(f"{file}: {error}") from None
+        if int(metadata["schema_version"]) > SCHEMA_VERSION:
+            raise BadInput(f"it was written by a newer supancl (schema {metadata['schema_version']}); upgrade")
+        return from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder")
+    except (KeyError, ValueError, BadInput) as error:
+        raise BadInput(f"{file}: {reason(error)}; {_write_again(file)}") from None
 
 
 def is_exported(folder: Path) -> bool:
@@ -178,55 +215,6 @@ def find_encoder_file(path: Path) -> Path:
     raise BadInput(f"no file {file}{hint or '; give a run folder or an encoder.safetensors'}")
 
 
-def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file, compared with its digest if it has one; other libraries write none."""
-    with open_safetensors(file) as handle:
-        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        metadata: dict[str, str] = handle.metadata() or {}
-    if {"schema_version", "digest"} <= set(metadata) and metadata["digest"] != _weights_digest(tensors, metadata):
-        raise BadInput(f"{file} is damaged: its content differs from its digest; {_write_again(file)}")
-    check_same_run(file, metadata)
-    return tensors, metadata
-
-
-def read_header(file: Path) -> tuple[dict[str, str], dict[str, torch.Size]]:
-    """The metadata and the shapes of the tensors, none of which is read."""
-    with open_safetensors(file) as handle:
-        shapes = {name: torch.Size(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
-        return handle.metadata() or {}, shapes
-
-
-@contextmanager
-def open_safetensors(file: Path) -> Iterator[Any]:
-    try:
-        with open_regular(file) as opened:  # safetensors would wait for a FIFO, and reports no permission as missing
-            length = int.from_bytes(opened.read(8), "little")
-        if MAX_HEADER_BYTES < length <= LIBRARY_HEADER_BYTES:
-            raise SafetensorError(f"its header has {length:,} bytes, it may have {MAX_HEADER_BYTES:,}")
-        with safe_open(file, framework="pt") as handle:
-            yield handle
-    except OSError as error:
-        raise BadInput(f"{file}: cannot be read ({reason(error)}); check its permissions") from None
-    except SafetensorError as error:
-        raise BadInput(f"{file}: not a safetensors file ({reason(error)}); {_write_again(file)}") from None
-
-
-def _write_again(file: Path) -> str:
-    return (
-        "copy it again, or if a run wrote it, let the run write it again with: "
-        f"{program_name()} pretrain --resume --out {quote(str(file.parent))}"
-    )
-
-
-def is_readable(file: Path) -> bool:
-    """Whether a safetensors file exists and is intact."""
-    try:
-        read_safetensors(file)
-    except BadInput:
-        return False
-    return True
-
-
 def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:
     """Load tensors with the architecture's names into an encoder; refuse missing or extra ones."""
     expected = {name: value.shape for name, value in encoder.body.state_dict().items()}
@@ -247,21 +235,13 @@ def check_shapes(
     shapes: Mapping[str, torch.Size], expected: Mapping[str, torch.Size], encoder: str, file: Path
 ) -> None:
     """Refuse tensors of other names or shapes than the encoder expects."""
-    for name, shape in expected.items():
-        if name not in shapes:
+    for name in [*expected, *shapes]:
+        found, needed = (None if name not in each else tuple(each[name]) for each in (shapes, expected))
+        if found != needed:
             raise BadInput(
-                f"{file} has no tensor {name!r}, which encoder {encoder!r} needs; is it another architecture?"
+                f"{file}: tensor {name!r} has shape {found}, encoder {encoder!r} needs {needed}; is it another "
+                "architecture?"
             )
-        if shapes[name] != shape:
-            raise BadInput(
-                f"{file}: tensor {name!r} is {tuple(shapes[name])}, encoder {encoder!r} "
-                f"has {tuple(shape)}; is it another architecture?"
-            )
-    extra = sorted(set(shapes) - set(expected))
-    if extra:
-        raise BadInput(
-            f"{file} has a tensor {extra[0]!r} that encoder {encoder!r} does not have; is it another architecture?"
-        )
 
 
 # --- classifiers and kept features ------------------------------------------------------------------------------------
@@ -296,8 +276,9 @@ class FeatureFile(NamedTuple):
 
 
 def save_classifier(path: Path, content: ClassifierFile) -> None:
-    metadata = {"source": content.source, "made_from": content.made_from}
-    _save(path, {"weight": content.weight, "bias": content.bias}, content.classes, metadata)
+    tensors = {"weight": content.weight, "bias": content.bias}
+    metadata = _metadata(path, content.classes, source=content.source, made_from=content.made_from)
+    save_safetensors(path, tensors, metadata)
 
 
 def load_classifier(path: Path) -> ClassifierFile:
@@ -315,46 +296,26 @@ def load_classifier(path: Path) -> ClassifierFile:
 def save_features(path: Path, content: FeatureFile) -> None:
     tensors = dict(zip(NAMES, (*content.references, *content.held_out), strict=True))
     tensors |= dict(zip(PAIR_NAMES, content.pairs or (), strict=False))
-    _save(path, tensors, content.classes, {"made_from": content.made_from})
+    save_safetensors(path, tensors, _metadata(path, content.classes, made_from=content.made_from))
 
 
 def load_features(path: Path) -> FeatureFile:
     """Read kept features; refuse a damaged file and one whose parts do not fit."""
     tensors, classes, metadata = _load(path)
-    references, reference_labels, held_out, held_out_labels = (tensors.get(name, torch.empty(0)) for name in NAMES)
-    parts = (references, reference_labels), (held_out, held_out_labels)
-    has_pairs = any(name in tensors for name in PAIR_NAMES)
-    first, second = (tensors.get(name, torch.empty(0)) for name in PAIR_NAMES)
-    fit = all(_are_features(values, labels, len(classes)) for values, labels in parts) and (
-        not has_pairs
-        or all(_are_pairs(p, len(labels), len(classes)) for p, (_, labels) in zip((first, second), parts, strict=True))
+    rows = [tensors.get(name, torch.empty(0)) for name in NAMES]
+    pairs = [tensors[name] for name in PAIR_NAMES if name in tensors]
+    fits = all(
+        values.ndim == 2 and labels.shape == values.shape[:1] and bool((labels < len(classes)).all())
+        for values, labels in (rows[:2], rows[2:])
     )
-    if not fit:
+    if not fits or len(pairs) not in (0, 2) or any(map(_has_other_rows, pairs, rows[1::2])):
         raise BadInput(f"{path}: its features, labels and {len(classes)} classes do not fit; remove it")
-    return FeatureFile(*parts, classes, metadata.get("made_from", ""), (first, second) if has_pairs else None)
+    first, second = (rows[0], rows[1]), (rows[2], rows[3])
+    return FeatureFile(first, second, classes, metadata.get("made_from", ""), (pairs[0], pairs[1]) if pairs else None)
 
 
-def _are_pairs(pairs: Tensor, count: int, classes: int) -> bool:
-    """Whether every image has a class, and numbers and weights are those of pairs."""
-    if pairs.dtype != torch.float32 or pairs.ndim != 3 or pairs.shape[0] != count or pairs.shape[2] != 2:
-        return False
-    numbers, weights = pairs[..., 0], pairs[..., 1]
-    valid = torch.isfinite(weights) & (numbers == numbers.round()) & (numbers >= -1) & (numbers < classes)
-    return bool((valid & ((weights > 0) == (numbers >= 0))).all() and (numbers >= 0).any(1).all())
-
-
-def _are_features(values: Tensor, labels: Tensor, classes: int) -> bool:
-    has_types = values.dtype == torch.float32 and values.ndim == 2 and labels.dtype == torch.int64
-    return (
-        has_types
-        and labels.shape == values.shape[:1]
-        and bool(((labels >= 0) & (labels < classes)).all() and torch.isfinite(values).all())
-    )
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor], classes: tuple[str, ...], metadata: Mapping[str, str]) -> None:
-    fixed = {"schema_version": str(SCHEMA_VERSION), "classes": json.dumps(classes)}
-    save_safetensors(path, tensors, {**metadata, **fixed})
+def _has_other_rows(pairs: Tensor, labels: Tensor) -> bool:
+    return pairs.ndim != 3 or len(pairs) != len(labels)
 
 
 def _load(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...], dict[str, str]]:

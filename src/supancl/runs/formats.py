@@ -32,117 +32,47 @@ class Format:
     source: str = ""  # library, commit or version, file
 
 
+# name, online, targets, marks, what else such a file holds, its state dict, padding of the stem, source of the names
 FORMATS = (
-    Format(
-        "moco",
-        "encoder_q.",
-        ("encoder_k.",),
-        ignored="fc (projector), queue",
-        source="facebookresearch/moco@4397a04 moco/builder.py",
-    ),
-    Format(
-        "moco-v3",
-        "base_encoder.",
-        ("momentum_encoder.",),
-        ignored="fc or head (projector), predictor",
-        source="facebookresearch/moco-v3@38aae44 vits.py, @0c5d00a moco/builder.py",
-    ),
-    Format(
-        "byol-pytorch",
-        "online_encoder.net.",
-        ("target_encoder.net.",),
-        state_dict_key="top level",
-        ignored="net (the same backbone again), projector, online_predictor",
-        source="lucidrains/byol-pytorch@6717204 byol_pytorch/byol_pytorch.py",
-    ),
-    Format(
-        "simsiam",
-        "encoder.",
-        marks=("encoder.fc.",),
-        ignored="encoder.fc (projector), predictor",
-        source="facebookresearch/simsiam@39ac33e simsiam/builder.py",
-    ),
-    Format(
-        "solo-learn-encoder",
-        "encoder.",
-        ("momentum_encoder.",),
-        ("classifier.",),
-        stem_padding=2,
-        ignored="classifier, projector, predictor, queue (solo-learn's first releases)",
-        source="vturrisi/solo-learn@008f64f solo/methods/base.py",
-    ),
-    Format(
-        "sup-ancl",
-        "encoder.",
-        ("target_encoder.",),
-        ("projector.",),
-        ignored="projector, target_projector, predictor, queue, queue_labels, queue_ptr",
-        source="JH-Oh-23/Sup-ANCL@d4a6430 builder.py (the authors' code)",
-    ),
-    Format(
-        "supcontrast",
-        "encoder.",
-        marks=("head.", "fc."),
-        ignored="head or fc",
-        state_dict_key="model",
-        source="HobbitLong/SupContrast@2728c67 networks/resnet_big.py",
-    ),
+    Format("moco", "encoder_q.", ("encoder_k.",), (), "fc (projector), queue",
+           source="facebookresearch/moco@4397a04 moco/builder.py"),
+    Format("moco-v3", "base_encoder.", ("momentum_encoder.",), (), "fc or head (projector), predictor",
+           source="facebookresearch/moco-v3@38aae44 vits.py, @0c5d00a moco/builder.py"),
+    Format("byol-pytorch", "online_encoder.net.", ("target_encoder.net.",), (),
+           "net (the same backbone again), projector, online_predictor", "top level",
+           source="lucidrains/byol-pytorch@6717204 byol_pytorch/byol_pytorch.py"),
+    Format("simsiam", "encoder.", (), ("encoder.fc.",), "encoder.fc (projector), predictor",
+           source="facebookresearch/simsiam@39ac33e simsiam/builder.py"),
+    Format("solo-learn-encoder", "encoder.", ("momentum_encoder.",), ("classifier.",),
+           "classifier, projector, predictor, queue (solo-learn's first releases)", stem_padding=2,
+           source="vturrisi/solo-learn@008f64f solo/methods/base.py"),
+    Format("sup-ancl", "encoder.", ("target_encoder.",), ("projector.",),
+           "projector, target_projector, predictor, queue, queue_labels, queue_ptr",
+           source="JH-Oh-23/Sup-ANCL@d4a6430 builder.py (the authors' code)"),
+    Format("supcontrast", "encoder.", (), ("head.", "fc."), "head or fc", "model",
+           source="HobbitLong/SupContrast@2728c67 networks/resnet_big.py"),
     # in some of lightly's benchmarks `backbone` is the moving average and its copy is what learns
-    Format(
-        "lightly-query",
-        "query_backbone.",
-        ("backbone.",),
-        ignored="projection heads, online_classifier",
-        source="lightly-ai/lightly@00283d7 benchmarks/imagenet/resnet50/mocov2.py",
-    ),
-    Format(
-        "lightly-student",
-        "student_backbone.",
-        ("teacher_backbone.", "backbone."),
-        ignored="projection and prediction heads, online_classifier",
-        source="lightly-ai/lightly@106fec9 benchmarks/imagenet/resnet50/dino.py",
-    ),
-    Format(
-        "lightly",
-        "backbone.",
-        ("backbone_momentum.", "teacher_backbone.", "momentum_backbone."),
-        ("projection_head.", "prediction_head.", "online_classifier."),
-        ignored="projection and prediction heads, online_classifier, criterion",
-        source="lightly 1.6.0 models/resnet.py; @13602954 examples/pytorch_lightning/byol.py; "
-        "@32c2b47 benchmarks/imagenet/resnet50/byol.py",
-    ),
-    Format(
-        "solo-learn",
-        "backbone.",
-        ("momentum_backbone.",),
-        ("classifier.",),
-        stem_padding=2,
-        ignored="classifier, projector, predictor, queue, momentum_projector, momentum_classifier",
-        source="vturrisi/solo-learn@c980e9e solo/methods/base.py",
-    ),
-    Format(
-        "mmpretrain",
-        "backbone.",
-        ("target_net.0.", "encoder_k.0.", "momentum_encoder.0."),
-        ("neck.", "head."),
-        ignored="neck, head, queue",
-        source="open-mmlab/mmpretrain@0979e78 mmpretrain/models/backbones/resnet.py, @0276306 selfsup/byol.py",
-    ),
-    Format(
-        "vissl",
-        "_feature_blocks.",
-        state_dict_key="classy_state_dict.base_model.model.trunk",
-        ignored="heads",
-        source="facebookresearch/vissl@0832020 vissl/models/trunks/resnext.py",
-    ),
-    Format(
-        "plain",
-        "",
-        ignored="fc, head, classifier, projection_head, prototypes",
-        state_dict_key="top level, state_dict or model",
-        source="torchvision 0.29.2 models/resnet.py; timm 1.0.30 models/vision_transformer.py",
-    ),
-)
+    Format("lightly-query", "query_backbone.", ("backbone.",), (), "projection heads, online_classifier",
+           source="lightly-ai/lightly@00283d7 benchmarks/imagenet/resnet50/mocov2.py"),
+    Format("lightly-student", "student_backbone.", ("teacher_backbone.", "backbone."), (),
+           "projection and prediction heads, online_classifier",
+           source="lightly-ai/lightly@106fec9 benchmarks/imagenet/resnet50/dino.py"),
+    Format("lightly", "backbone.", ("backbone_momentum.", "teacher_backbone.", "momentum_backbone."),
+           ("projection_head.", "prediction_head.", "online_classifier."),
+           "projection and prediction heads, online_classifier, criterion",
+           source="lightly 1.6.0 models/resnet.py; @13602954 examples/pytorch_lightning/byol.py; "
+           "@32c2b47 benchmarks/imagenet/resnet50/byol.py"),
+    Format("solo-learn", "backbone.", ("momentum_backbone.",), ("classifier.",),
+           "classifier, projector, predictor, queue, momentum_projector, momentum_classifier", stem_padding=2,
+           source="vturrisi/solo-learn@c980e9e solo/methods/base.py"),
+    Format("mmpretrain", "backbone.", ("target_net.0.", "encoder_k.0.", "momentum_encoder.0."), ("neck.", "head."),
+           "neck, head, queue",
+           source="open-mmlab/mmpretrain@0979e78 mmpretrain/models/backbones/resnet.py, @0276306 selfsup/byol.py"),
+    Format("vissl", "_feature_blocks.", (), (), "heads", "classy_state_dict.base_model.model.trunk",
+           source="facebookresearch/vissl@0832020 vissl/models/trunks/resnext.py"),
+    Format("plain", "", (), (), "fc, head, classifier, projection_head, prototypes", "top level, state_dict or model",
+           source="torchvision 0.29.2 models/resnet.py; timm 1.0.30 models/vision_transformer.py"),
+)  # fmt: skip
 
 STATE_DICT_KEYS = ("state_dict", "model", "model_state_dict", "classy_state_dict.base_model.model.trunk", "")
 
@@ -216,12 +146,9 @@ def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | No
             return row, prefixes[names[0]]
         if names:
             raise BadInput(f"holds a target branch ({prefixes[names[0]]!r}) and no online one; give branch = target")
-    known = ", ".join(row.name for row in FORMATS)
-    if prefixes:
-        found = ", ".join(map(repr, prefixes.values()))
-        raise BadInput(f"a backbone under {found}, which matches no known format ({known}); pass its prefix (prefix)")
+    found = f"backbones under {', '.join(map(repr, prefixes.values()))}; name its prefix" if prefixes else NAME_IT
     first_names = ", ".join(list(state)[:4]) or "no tensor at all"
-    raise BadInput(f"no known format ({known}); its first tensors are {first_names}; {NAME_IT}")
+    raise BadInput(f"no known format ({', '.join(row.name for row in FORMATS)}); it holds {first_names}; {found}")
 
 
 def _find_backbones(state: Mapping[str, Tensor]) -> list[str]:
@@ -246,9 +173,6 @@ def _find_first_layer(state: Mapping[str, Tensor], prefix: str) -> str | None:
 def backbone(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors under a prefix, by the names that torchvision and timm give them."""
     names = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    for name, value in names.items():
-        if value.layout != torch.strided or value.is_quantized:
-            raise BadInput(f"tensor {prefix}{name} is sparse or quantised; save plain tensors")
     first_layer = _find_first_layer(state, prefix)
     if first_layer is not None:
         renamed = {}

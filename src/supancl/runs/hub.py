@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,8 @@ from supancl.config import parse_json
 from supancl.core.specs import EncoderSpec, suggest_timm
 from supancl.errors import BadInput, did_you_mean
 from supancl.files import did_you_mean_path, make_folder, read_text, reason
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def split_encoder_name(text: str) -> tuple[str | None, Path]:
@@ -32,51 +34,33 @@ def split_encoder_name(text: str) -> tuple[str | None, Path]:
     raise BadInput(f"no file {text}{did_you_mean_path(text) or suggest_timm(text) or f'; give {options}'}")
 
 
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-
-
-class DescribedWeights(NamedTuple):
-    """A weight file with its architecture and, where they are known, the images that it was trained on."""
-
-    name: str
-    file: Path
-    size: int | None = None
-    mean: list[float] | None = None
-    std: list[float] | None = None
-    channels: int | None = None
-    width: int | None = None  # of an architecture without a fixed one
-
-
 def find_weights(name: str, fetch: bool = True) -> Path:
     """The file of torchvision:MODEL or timm:MODEL[.TAG] in that library's cache; it is fetched if it is not there."""
     kind, _, model = name.partition(":")
-    repository, files, url = _timm_place(model) if kind == "timm" else ("", (), _torchvision_url(model))
+    repository, file, url = _timm_place(model) if kind == "timm" else ("", "", _torchvision_url(model))
     try:
-        if url and (not repository or _torch_cache(url).is_file()):
-            return _from_url(url, fetch)
-        return _from_hub(repository, files, fetch)
+        if repository:
+            return _from_hub(repository, file, fetch)
+        return _from_url(url, fetch)
     except Exception as error:  # each library for fetching has its own
-        place = f"{files[0]} of https://huggingface.co/{repository}" if repository else url
-        cache = "HF_HOME to a cache that has it" if repository else "TORCH_HOME to one that has it"
+        place = f"{file} of https://huggingface.co/{repository}" if repository else url
         raise BadInput(
-            f"{name}: its weights are not on this machine and were not fetched ({reason(error)}); fetch {place} and "
-            f"give {name}@FILE, or set {cache}"
+            f"{name}: its weights are in no cache and were not fetched ({reason(error)}); fetch {place} and give "
+            f"{name}@FILE, or set {'HF_HOME' if repository else 'TORCH_HOME'} to a cache that has it"
         ) from None
 
 
-def _from_hub(repository: str, files: Sequence[str], fetch: bool) -> Path:
-    """The first of these files that the cache of Hugging Face has, or else the hub."""
+def _from_hub(repository: str, file: str, fetch: bool) -> Path:
+    """A file in the cache of Hugging Face, or else from the hub."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    failure: Exception = OSError("it is in no cache")
-    for is_local in (True, False)[: 1 + fetch]:
-        for file in files:
-            try:
-                return Path(hf_hub_download(repository, file, local_files_only=is_local))
-            except EntryNotFoundError as error:
-                failure = error
-    raise failure
+    try:
+        return Path(hf_hub_download(repository, file, local_files_only=True))
+    except LocalEntryNotFoundError:
+        if not fetch:
+            raise
+    return Path(hf_hub_download(repository, file))
 
 
 def _from_url(url: str, fetch: bool) -> Path:
@@ -84,24 +68,18 @@ def _from_url(url: str, fetch: bool) -> Path:
     import torch
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
-    path = _torch_cache(url)
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
     if not path.is_file():
         if HF_HUB_OFFLINE or not fetch:
-            raise OSError("it is in no cache, and HF_HUB_OFFLINE is set" if fetch else "it is in no cache")
+            raise OSError("HF_HUB_OFFLINE is set" if fetch else "a run folder fetches nothing")
         make_folder(path.parent)
         digest = torch.hub.HASH_REGEX.search(path.name)
         torch.hub.download_url_to_file(url, str(path), digest[1] if digest else None)
     return path
 
 
-def _torch_cache(url: str) -> Path:
-    import torch
-
-    return Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
-
-
-def _timm_place(model: str) -> tuple[str, tuple[str, ...], str]:
-    """The repository of a model's weights on Hugging Face, the names that their file may have, and another address."""
+def _timm_place(model: str) -> tuple[str, str, str]:
+    """The repository of a model's weights on Hugging Face, the name of their file, and another address."""
     import timm
 
     if not timm.is_model(model):
@@ -111,8 +89,7 @@ def _timm_place(model: str) -> tuple[str, tuple[str, ...], str]:
         hint = did_you_mean(model, tagged) if tagged else f"; give timm:{model}@FILE"
         raise BadInput(f"timm has no weights {model!r}{hint}")
     settings: Any = timm.get_pretrained_cfg(model)
-    named = settings.hf_hub_filename
-    return settings.hf_hub_id or "", (named,) if named else WEIGHT_FILES, settings.url or ""
+    return settings.hf_hub_id or "", settings.hf_hub_filename or WEIGHT_FILES[0], settings.url or ""
 
 
 def _torchvision_url(model: str) -> str:
@@ -124,51 +101,43 @@ def _torchvision_url(model: str) -> str:
     return str(torchvision.models.get_model_weights(model).DEFAULT.url)
 
 
+# --- folders with config.json and model.safetensors -------------------------------------------------------------------
+
+
 def is_model_folder(path: Path) -> bool:
     """Whether a folder is laid out like a model on Hugging Face, and is no run."""
     return (path / "config.json").is_file() and not (path / "encoder.safetensors").exists()
 
 
-def read_model_folder(path: Path) -> DescribedWeights:
-    """The weights of a folder with config.json and model.safetensors, as timm writes it."""
-    try:
-        config = parse_json(read_text(path / "config.json"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path / 'config.json'}: cannot be read ({reason(error)}); fetch the folder again") from None
+def read_model_folder(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The weights of a folder as timm writes it, and the fields of EncoderSpec that its config.json tells."""
+    config_file = path / "config.json"
     file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
     if file is None:
-        raise BadInput(f"{path} has a config.json and no {WEIGHT_FILES[0]}; fetch it into the same folder")
-    config = config if isinstance(config, dict) else {}
-    if not isinstance(architecture := config.get("architecture"), str):
-        raise BadInput(
-            f"{path / 'config.json'} names no architecture of timm; give timm:NAME@{file}; if this is a "
-            "model of transformers, take the same one from timm"
-        )
-    given = (config.get(key) for key in ("pretrained_cfg", "model_args"))
-    images, arguments = (value if isinstance(value, dict) else {} for value in given)
+        raise BadInput(f"{config_file}: no {WEIGHT_FILES[0]} beside it; fetch it into the same folder")
     try:
+        config = parse_json(read_text(config_file))
+        architecture, images = config["architecture"], config.get("pretrained_cfg") or {}
+        arguments = config.get("model_args") or {}
         name, width = from_timm(architecture, arguments)
-        mean, std = (_numbers(images, key) for key in ("mean", "std"))
+        channels, *_, side = images.get("input_size") or (3, None)
+        side = arguments.get("img_size", side)
+        fields = {
+            "name": name,
+            "width": width,
+            "channels": arguments.get("in_chans", channels),
+            "size": side[-1] if isinstance(side, list) else side,
+            "mean": images.get("mean"),
+            "std": images.get("std"),
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BadInput(
+            f"{config_file}: it does not describe a model of timm ({reason(error)}); fetch the folder again, or give "
+            f"timm:NAME@{file}; if this is a model of transformers, take the same one from timm"
+        ) from None
     except BadInput as error:
-        raise BadInput(f"{path / 'config.json'}: {error}") from None
-    sides = images.get("input_size")
-    channels, size = (sides[0], sides[-1]) if isinstance(sides, list) and len(sides) == 3 else (None, None)
-    side = arguments.get("img_size", size)
-    side = side[-1] if isinstance(side, list) and side else side
-    return DescribedWeights(name, file, _count(side), mean, std, _count(arguments.get("in_chans", channels)), width)
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def _numbers(images: dict[str, Any], key: str) -> list[float] | None:
-    values = images.get(key)
-    if values is None:
-        return None
-    if not isinstance(values, list) or not all(isinstance(value, (int, float)) for value in values):
-        raise BadInput(f"pretrained_cfg.{key} is no list of numbers; correct it")
-    return [float(value) for value in values]
+        raise BadInput(f"{config_file}: {error}") from None
+    return file, {key: value for key, value in fields.items() if value is not None}
 
 
 CIFAR_RESNET = re.compile(r"cifar-(resnet\d+)(-pad2|-norelu)?")
@@ -219,10 +188,7 @@ def from_timm(architecture: str, arguments: Mapping[str, Any]) -> tuple[str, int
     if (architecture, given) == VIT_SMALL:
         return "vit-small", None
     if architecture == "supancl_cnn" and set(given) <= {"width"}:
-        width = given.get("width", 128)
-        if not isinstance(width, int) or width < 1:
-            raise BadInput(f"model_args.width = {width!r}: must be a whole number of at least 1")
-        return "cnn", width
+        return "cnn", given.get("width", 128)
     if architecture.startswith("supancl_cifar_"):
         for suffix, stem in STEM_ARGUMENTS.items():
             if given == stem:

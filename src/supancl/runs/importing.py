@@ -6,10 +6,8 @@ Nothing in a file is executed. Of two branches the online one is used unless the
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +22,6 @@ from supancl.files import Output, make_folder
 from supancl.recipes import Recipe
 from supancl.recipes.auto import AS_FOR_IMAGENET, TO_BE_CHOSEN
 from supancl.recipes.recipe import has_fixed_size
-from supancl.reporter import current_reporter
 from supancl.runs.checkpoint import load_tensors
 from supancl.runs.encoder_file import (
     check_shapes,
@@ -33,17 +30,14 @@ from supancl.runs.encoder_file import (
     load_encoder,
     load_weights,
     read_encoder_spec,
-    read_header,
     read_safetensors,
     save_encoder,
 )
 from supancl.runs.formats import (
-    FORMATS,
     PATCHES,
     RESNETS,
     STATE_DICT_KEYS,
     WRAPPER,
-    Format,
     Identified,
     backbone,
     identify,
@@ -53,15 +47,13 @@ from supancl.runs.formats import (
 from supancl.runs.hub import find_weights, is_model_folder, read_model_folder, split_encoder_name
 from supancl.runs.provenance import content_digest, has_plain_bytes
 
-__all__ = ["FORMATS", "Format", "Identified", "convert_checkpoint", "identify", "open_encoder"]
-
 # classifiers and projectors under the backbone's prefix
 HEADS = ("fc.", "head.", "heads.", "head_dist.", "classifier.", "linear.", "projection_head.", "prototypes.")
 # SupContrast and others store their command line with the weights; loading a Namespace only sets attributes
 SAFE_CLASSES = (argparse.Namespace,)
 MAX_EXTRA_WEIGHTS = 2**24  # an encoder with so many weights more than its file is compared before it is built
+SAME_RESNET = re.compile(r"(?:timm|torchvision):(resnet(?:18|34|50|101|152))")
 T = TypeVar("T")
-SUPANCL_FILE = Identified("supancl", "", "")
 
 
 def open_encoder(
@@ -77,67 +69,53 @@ def open_encoder(
     3 x 3 stem and 224 otherwise; `mean` and `std` are ImageNet's. `prefix` selects the backbone's tensors where no
     format matches.
     """
-    return _open(str(text), size, mean, std, branch, prefix)[0]
+    return _open(str(text), {"size": size, "mean": mean, "std": std}, branch, prefix)[0]
 
 
-def convert_checkpoint(text: str | Path, out: str | Path, **settings: Any) -> dict[str, Any]:
+def convert_checkpoint(
+    text: str | Path, out: str | Path, branch: str = "online", prefix: str | None = None, **images: Any
+) -> dict[str, Any]:
     """Write what `open_encoder` opens as encoder.safetensors (`out`, or in the folder `out`) and describe it."""
     path = Path(out) if Path(out).suffix == ".safetensors" else Path(out) / "encoder.safetensors"
     Output(path, (".safetensors",)).check()  # before reading the file, which may be large
-    encoder, identified = _open(str(text), **settings)
+    encoder, identified = _open(str(text), images, branch, prefix)
     make_folder(path.parent)
     save_encoder(path, encoder, (), f"import:{identified.format}")
-    return {
-        "format": identified.format, "prefix": identified.prefix, "encoder": encoder.spec.name, "width": encoder.width,
-        "channels": encoder.spec.channels, "size": encoder.size, "mean": list(encoder.mean), "std": list(encoder.std),
-        "out": str(path),
-    }  # fmt: skip
+    spec = {name: to_json(getattr(encoder.spec, name)) for name in ("channels", "size", "mean", "std")}
+    about = {"format": identified.format, "prefix": identified.prefix, "encoder": encoder.spec.name}
+    return {**about, "width": encoder.width, **spec, "out": str(path)}
 
 
-def _open(
-    text: str, size: int | None = None, mean: Sequence[float] | None = None, std: Sequence[float] | None = None,
-    branch: str = "online", prefix: str | None = None,
-) -> tuple[Encoder, Identified]:  # fmt: skip
+def _open(text: str, images: Mapping[str, Any], branch: str, prefix: str | None) -> tuple[Encoder, Identified]:
     name, file = split_encoder_name(text)
     if (short := (name or "").removeprefix("torchvision:")) in RESNETS.values():
         name = short
-    settings = {"size": size, "mean": mean, "std": std, "prefix": prefix}
-    described = None
+    given = {key: value for key, value in images.items() if value is not None}
+    described: dict[str, Any] = {}
     if name is None and is_model_folder(file) and not is_exported(file):
-        described = read_model_folder(file)
-        name, file = described.name, described.file
-        size, mean, std = size or described.size, mean or described.mean, std or described.std
-    if file.is_dir() or (name is None and _is_supancl_file(file)):
-        overrides = [key for key, value in settings.items() if value is not None] + ["branch"] * (branch != "online")
-        if overrides:
-            raise BadInput(f"{file} has its own encoder settings; leave {', '.join(overrides)} out")
-        return load_encoder(file), SUPANCL_FILE
-    for key, values in (("mean", mean), ("std", std)):
-        if any(value > 1 for value in values or ()):
-            raise BadInput(f"{key} {max(values or ()):g}: pixels are from 0 to 1; divide by 255")
-    state = _read(file)
+        file, described = read_model_folder(file)
+        name = described["name"]
+    if file.is_dir() or (name is None and read_encoder_spec(file) is not None):
+        if given or branch != "online" or prefix is not None:
+            raise BadInput(f"{file} has its own encoder settings; leave size, mean, std, branch and prefix out")
+        return load_encoder(file), Identified("supancl", "", "")
     try:
-        if name is not None:
-            identified, names = _use_named_architecture(state, name, branch, prefix)
-        else:
-            identified = identify(state, branch, prefix)
-            names = backbone(state, identified.prefix)
-        spec = _spec(identified.architecture, names, size, mean, std, is_named=name is not None)
-        if described is not None:
-            spec = replace(spec, channels=described.channels or spec.channels, width=described.width)
+        state = _read(file)
+        identified, names = _locate_backbone(state, name, branch, prefix)
+        spec = _spec(identified.architecture, names, {**described, **given}, is_named=name is not None)
         expected = tensor_shapes(spec)
         shapes = {key: value.shape for key, value in names.items()}
-        if expected is not None and _count(expected) > _count(shapes) + MAX_EXTRA_WEIGHTS:
+        sizes = (sum(shape.numel() for shape in each.values()) for each in (expected or {}, shapes))
+        if expected is not None and next(sizes) > next(sizes) + MAX_EXTRA_WEIGHTS:
             check_shapes(_fit_names(shapes, expected), expected, spec.name, file)
         encoder = spec.build()
+        weights = _fit_names(names, encoder.body.state_dict())
+        if bad := next((key for key, value in weights.items() if not torch.isfinite(value).all()), None):
+            raise BadInput(f"tensor {bad!r} is not finite; give another checkpoint")
+        load_weights(encoder, weights, file)
     except BadInput as error:
         raise BadInput(str(error) if str(file) in str(error) else f"{file}: {error}") from None
-    _load_into(encoder, names, file)
     return encoder.eval(), identified
-
-
-def _is_supancl_file(file: Path) -> bool:
-    return file.suffix == ".safetensors" and "encoder" in read_header(file)[0]
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -153,6 +131,8 @@ def _read(file: Path) -> dict[str, Tensor]:
             inner = inner.get(key) if isinstance(inner, Mapping) else None
         items = inner.items() if isinstance(inner, Mapping) else ()
         tensors = {str(key): value for key, value in items if isinstance(value, Tensor)}
+        if bad := [key for key, value in tensors.items() if not has_plain_bytes(value)]:
+            raise BadInput(f"{file}: tensor {bad[0]!r} is sparse or quantised; save plain tensors")
         if tensors:
             return tensors
     raise BadInput(
@@ -161,45 +141,39 @@ def _read(file: Path) -> dict[str, Tensor]:
     )
 
 
-def _count(shapes: Mapping[str, torch.Size]) -> int:
-    return sum(shape.numel() for shape in shapes.values())
-
-
-def _use_named_architecture(
-    state: dict[str, Tensor], name: str, branch: str, prefix: str | None
+def _locate_backbone(
+    state: dict[str, Tensor], name: str | None, branch: str, prefix: str | None
 ) -> tuple[Identified, dict[str, Tensor]]:
-    """Use the named architecture; the prefix is that of the format, or none if no format matches."""
+    """The backbone's tensors; for a named architecture the prefix is that of the format, or none if none matches."""
+    if name is None:
+        identified = identify(state, branch, prefix)
+        return identified, backbone(state, identified.prefix)
     try:
         row, backbone_prefix = locate(state, branch, prefix)
     except BadInput:
         if branch != "online" or prefix is not None:
             raise
-        weights = {WRAPPER.sub("", key): value for key, value in state.items()}
-        return Identified("weights", "", name), weights
+        return Identified("weights", "", name), {WRAPPER.sub("", key): value for key, value in state.items()}
     return Identified(row.name, backbone_prefix, name), backbone(state, backbone_prefix)
 
 
-def _spec(
-    name: str, names: Mapping[str, Tensor], size: int | None, mean: Sequence[float] | None,
-    std: Sequence[float] | None, is_named: bool,
-) -> EncoderSpec:  # fmt: skip
+def _spec(name: str, names: Mapping[str, Tensor], given: Mapping[str, Any], is_named: bool) -> EncoderSpec:
+    """The encoder of these tensors; what they and `given` do not tell of its images is a default."""
     stem = next((names[key] for key in ("conv1.weight", PATCHES) if key in names), None)
     channels = 3 if stem is None or stem.ndim != 4 else int(stem.shape[1])
-    if channels != 3 and (mean is None or std is None):
-        raise BadInput(
-            f"its images have {channels} channels, and ImageNet's mean and std are for 3; give mean and std with "
-            f"{channels} numbers each"
-        )
+    if channels != 3 and not {"mean", "std"} <= set(given):
+        raise BadInput(f"its images have {channels} channels; give mean and std with {channels} numbers each")
     native_size = image_side(names)
-    if size is not None and native_size is not None and size != native_size:
-        raise BadInput(f"its positions are for images of {native_size} px, not {size}; leave size out (size)")
-    default_size = native_size or (32 if name.startswith("cifar-") else 224)
-    default_mean, default_std = _default_mean_and_std(name if is_named else "")
-    spec = {
-        "name": name, "channels": channels, "size": default_size if size is None else size,
-        "mean": list(default_mean if mean is None else mean), "std": list(default_std if std is None else std),
-    }  # fmt: skip
-    return from_json(EncoderSpec, spec, "encoder")
+    if native_size is not None and given.get("size", native_size) != native_size:
+        raise BadInput(f"its positions are for images of {native_size} px, not {given['size']}; leave size out")
+    mean, std = _default_mean_and_std(name if is_named else "")
+    size = native_size or (32 if name.startswith("cifar-") else 224)
+    fields = {"channels": channels, "size": size, "mean": mean, "std": std, **given, "name": name}
+    listed = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    spec = from_json(EncoderSpec, listed, "encoder")
+    if any(value > 1 for value in (*spec.mean, *spec.std)):
+        raise BadInput("mean or std above 1: pixels are from 0 to 1; divide by 255")
+    return spec
 
 
 def _default_mean_and_std(name: str) -> tuple[Sequence[float], Sequence[float]]:
@@ -225,25 +199,7 @@ def _fit_names(tensors: Mapping[str, T], expected: Mapping[str, T]) -> dict[str,
     return fitted
 
 
-def _load_into(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> None:
-    weights = _fit_names(names, encoder.body.state_dict())
-    for name, value in weights.items():
-        if not has_plain_bytes(value) or not torch.isfinite(value).all():
-            raise BadInput(f"{file}: tensor {name!r} is sparse, quantised or not finite; save plain finite tensors")
-    load_weights(encoder, weights, file)
-
-
 # --- the weights that a run starts from -------------------------------------------------------------------------------
-
-SAME_RESNET = re.compile(r"(?:timm|torchvision):(resnet(?:18|34|50|101|152))")
-
-
-def read_start_spec(init: Path | str) -> EncoderSpec:
-    """The architecture and images of a start; a file is refused if the names of its tensors tell no architecture."""
-    if not Path(init).exists() or is_model_folder(Path(init)):
-        return open_encoder(init).spec
-    file = find_encoder_file(Path(init))
-    return read_encoder_spec(file) or open_encoder(file).spec
 
 
 def fill_encoder(encoder: Encoder, init: Path | str) -> None:
@@ -251,44 +207,31 @@ def fill_encoder(encoder: Encoder, init: Path | str) -> None:
 
     `init` is what `open_encoder` takes, or a state dict with the names of the encoder's tensors.
     """
-    if not Path(init).exists() or is_model_folder(Path(init)):
-        _copy_weights(encoder, open_encoder(init), init)
-        return
-    file = find_encoder_file(Path(init))
-    try:
-        load_weights(encoder, _read(file), file)
-    except BadInput as error:
-        if Path(init).is_dir() or read_encoder_spec(file) is not None:
-            raise
+    failure = None
+    if Path(init).exists() and not is_model_folder(Path(init)):
+        file = find_encoder_file(Path(init))
         try:
-            start = open_encoder(init)
-        except BadInput:
-            raise error from None
-        _copy_weights(encoder, start, init)
-
-
-def _copy_weights(encoder: Encoder, start: Encoder, init: Path | str) -> None:
-    weights = start.body.state_dict()
-    expected = encoder.body.state_dict()
+            load_weights(encoder, _read(file), file)
+            return
+        except BadInput as error:
+            if read_encoder_spec(file) is not None:
+                raise
+            failure = error
+    try:
+        start = open_encoder(init)
+    except BadInput as error:
+        raise failure or error from None
+    weights, expected = start.body.state_dict(), encoder.body.state_dict()
     if {name: value.shape for name, value in weights.items()} != {n: value.shape for n, value in expected.items()}:
-        raise BadInput(
-            f"init {init} is a {start.spec.name} for images of {start.size} px, the encoder a {encoder.spec.name} for "
-            f"{encoder.size}; set encoder.name={start.spec.name} and encoder.size={start.size}"
-        )
+        raise BadInput(_other_encoder(encoder.spec, start.spec, init, ["channels", "width", "size"]))
     encoder.body.load_state_dict(weights)
 
 
 def describe_init(encoder: Encoder, init: Path | str) -> dict[str, str]:
     """The place of the weights that `encoder` was just filled with, and their digest: the file may change later."""
-    return {"from": _absolute(str(init)), "digest": _digest(encoder)}
-
-
-def _absolute(init: str) -> str:
-    """The words with the path in them made absolute."""
-    if Path(init).exists():
-        return str(Path(init).resolve())
-    name, separator, file = init.partition("@")
-    return f"{name}@{Path(file).resolve()}" if separator else init
+    name, separator, file = str(init).partition("@")
+    place = f"{name}@{Path(file).resolve()}" if separator else str(init)
+    return {"from": str(Path(init).resolve()) if Path(init).exists() else place, "digest": _digest(encoder)}
 
 
 def load_init(encoder: Encoder, init: dict[str, str]) -> Encoder:
@@ -307,43 +250,39 @@ def _digest(encoder: Encoder) -> str:
 
 def follow_start(recipe: Recipe, init: Path | str) -> Recipe:
     """The recipe with the start's encoder if its own is still open; else refuse a start of another architecture."""
-    if recipe.sources.get("encoder.name") == TO_BE_CHOSEN:
-        return recipe.with_set(_settings_of(read_start_spec(init), recipe), because=f"of the start, {init}")
     try:
-        spec = read_start_spec(init)
+        path = Path(init)
+        is_file = path.exists() and not is_model_folder(path)
+        start = read_encoder_spec(find_encoder_file(path)) if is_file else None
+        start = start or open_encoder(init).spec
     except BadInput:
-        if not Path(init).is_file():
+        if not Path(init).is_file() or recipe.sources.get("encoder.name") == TO_BE_CHOSEN:
             raise
         return recipe  # its tensors may have the names of the recipe's encoder
-    _check_architecture(recipe.encoder, spec, init)
-    for name in ("mean", "std"):
-        if getattr(spec, name) != getattr(recipe.encoder, name):
-            theirs = json.dumps(to_json(getattr(spec, name)), separators=(",", ":"))
-            current_reporter().note(f"{init} was trained with another {name}: encoder.{name}={theirs} takes its own")
-    return recipe
-
-
-def _settings_of(spec: EncoderSpec, recipe: Recipe) -> dict[str, Any]:
-    """The fields of the recipe's encoder that follow the start: all that the user did not set."""
-    settings: dict[str, Any] = {"encoder.name": plain_name(spec.name)}
+    if recipe.sources.get("encoder.name") != TO_BE_CHOSEN:
+        names = ["channels", "width", *["size"] * (recipe.encoder.name != "linear" and has_fixed_size(start.name))]
+        if message := _other_encoder(recipe.encoder, start, init, names):
+            raise BadInput(message)
+        return recipe
+    settings: dict[str, Any] = {"encoder.name": plain_name(start.name)}
     free = {"size": TO_BE_CHOSEN, "width": TO_BE_CHOSEN, "mean": AS_FOR_IMAGENET, "std": AS_FOR_IMAGENET}
     for name, source in free.items():
         if recipe.sources.get(f"encoder.{name}") == source:
-            settings[f"encoder.{name}"] = to_json(getattr(spec, name))
-    if spec.channels != recipe.encoder.channels:
-        settings["encoder.channels"] = spec.channels
-    return settings
+            settings[f"encoder.{name}"] = to_json(getattr(start, name))
+    if start.channels != recipe.encoder.channels:
+        settings["encoder.channels"] = start.channels
+    return recipe.with_set(settings, because=f"of the start, {init}")
 
 
-def _check_architecture(encoder: EncoderSpec, start: EncoderSpec, init: Path | str) -> None:
-    """Refuse a start whose weights the encoder cannot take, with the settings that it could."""
-    names = ["channels", "width", *["size"] * (encoder.name != "linear" and has_fixed_size(start.name))]
+def _other_encoder(encoder: EncoderSpec, start: EncoderSpec, init: Path | str, names: list[str]) -> str:
+    """That the encoder cannot take the weights of a start, with the settings that could; empty if it can."""
     differing = {name: getattr(start, name) for name in names if getattr(start, name) != getattr(encoder, name)}
     if plain_name(start.name) != plain_name(encoder.name):
         differing = {"name": plain_name(start.name), **differing}
-    if differing and (list(differing) != ["width"] or tensor_shapes(encoder) != tensor_shapes(start)):
-        sets = " and ".join(f"encoder.{name}={value}" for name, value in differing.items())
-        raise BadInput(f"init {init} is a {plain_name(start.name)}, the encoder a {encoder.name}; set {sets}")
+    if not differing or (list(differing) == ["width"] and tensor_shapes(encoder) == tensor_shapes(start)):
+        return ""
+    sets = " and ".join(f"encoder.{name}={value}" for name, value in differing.items())
+    return f"init {init} is a {plain_name(start.name)}, the encoder a {encoder.name}; set {sets}"
 
 
 def plain_name(name: str) -> str:

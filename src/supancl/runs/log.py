@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -44,30 +44,23 @@ def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """The rows of a log, and which lines are none, in words; a last line without its end is what a killed run leaves.
+    """The rows of a log, and how many lines are none, in words; a killed run leaves a last line without its end.
 
     Every row has a kind, a step and an epoch.
     """
-    rows: list[dict[str, Any]] = []
-    damaged: list[str] = []
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace", newline="\n") as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_LENGTH), ""), 1):
-            if line.endswith("\n"):
-                row = _parse_row(line)
-                rows += [row] if row else []
-                damaged += [] if row else [str(number)]
-    more = ", ..." if len(damaged) > 3 else ""
-    return rows, f"lines that cannot be read and are left out: {', '.join(damaged[:3])}{more}" if damaged else ""
+        lines = [_parse_row(line) for line in iter(lambda: file.readline(MAX_ROW_LENGTH), "") if line.endswith("\n")]
+    rows = [row for row in lines if row is not None]
+    skipped = len(lines) - len(rows)
+    return rows, f"lines that cannot be read and are left out: {skipped}" if skipped else ""
 
 
 def _parse_row(line: str) -> dict[str, Any] | None:
     try:
         row = parse_json(line)
-    except ValueError:
+        row.setdefault("epoch", 0)  # detectors count none
+    except (ValueError, AttributeError):
         return None
-    if not isinstance(row, dict):
-        return None
-    row.setdefault("epoch", 0)  # detectors count none
     is_row = all(isinstance(row.get(key), kind) for key, kind in (("kind", str), ("step", int), ("epoch", int)))
     return {key: value for key, value in row.items() if key not in OLD_KEYS} if is_row else None
 
@@ -84,7 +77,12 @@ class MetricsLog:
         # TensorBoard drops this step and later ones; the row of `resumed_at` is kept
         purge_step = None if resumed_at is None else resumed_at + 1
         self.board = SummaryWriter(str(folder.tensorboard), purge_step=purge_step)
-        self.excepthook = _ignore_board_threads()
+        self.excepthook = threading.excepthook
+        threading.excepthook = self._ignore_board_thread
+
+    def _ignore_board_thread(self, args: threading.ExceptHookArgs) -> None:
+        if type(args.thread).__name__ != "_AsyncWriterThread":  # its error is raised again by `write`
+            self.excepthook(args)
 
     def write(self, row: dict[str, Any]) -> None:
         try:
@@ -100,48 +98,11 @@ class MetricsLog:
         with contextlib.suppress(OSError):  # not every file system can sync
             os.fsync(self.file.fileno())
 
-    def rewind(self, step: int) -> None:
-        """Drop the rows after `step`; they will be written again."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        self.file.close()
-        self.folder.keep_metrics_until(step)
-        self.file = open_to_append(self.folder.metrics_file)
-        # what purge_step writes, but in the same file: files of the same second may be read in any order
-        event = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.board._get_file_writer().add_event(event)
-
     def close(self) -> None:
         for close in (self.file.close, self.board.close):
             with contextlib.suppress(OSError):
                 close()
         threading.excepthook = self.excepthook
-
-
-def _ignore_board_threads() -> Callable[[threading.ExceptHookArgs], object]:
-    """Print no traceback of TensorBoard's thread: `write` raises its error. Returns the hook to restore."""
-    previous = threading.excepthook
-
-    def hook(args: threading.ExceptHookArgs) -> None:
-        if type(args.thread).__name__ != "_AsyncWriterThread":
-            previous(args)
-
-    threading.excepthook = hook
-    return previous
-
-
-class NoLog(MetricsLog):
-    """For ranks that do not write."""
-
-    def __init__(self) -> None: ...
-
-    def write(self, row: dict[str, Any]) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def rewind(self, step: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 # --- the end of a run -------------------------------------------------------------------------------------------------
@@ -182,7 +143,7 @@ def read_stop(folder: RunFolder) -> StopCause | None:
 def record_end(folder: RunFolder, end: RunEnd, keep: str) -> None:
     """Write finished.json, then remove the checkpoints that `train.keep` does not keep."""
     if read_end(folder) != end:
-        write_sealed_json(folder.end_file, {**end._asdict(), "run": folder.read_run_name()})
+        write_sealed_json(folder.end_file, {**end._asdict(), "run": folder.read("run", "")})
     if keep != "all":
         for path in folder.checkpoint_files()[: -1 if keep == "one" else None]:
             path.unlink(missing_ok=True)
@@ -195,7 +156,7 @@ def read_end(folder: RunFolder) -> RunEnd | None:
     """
     content: Any = read_json(folder.end_file)
     end = RunEnd(*map(content.get, RunEnd._fields))
-    is_ours = is_as_written(content) and content.get("run") == folder.read_run_name()
+    is_ours = is_as_written(content) and content.get("run") == folder.read("run", "")
     if not is_ours or not all(map(isinstance, end, (int, bool))):
         return None
     newest = folder.checkpoint_files()[-1:]
@@ -203,26 +164,14 @@ def read_end(folder: RunFolder) -> RunEnd | None:
 
 
 def has_collapsed(folder: RunFolder) -> bool | None:
-    """Whether a run has collapsed, by finished.json or its newest checkpoint; None if neither says."""
-    from supancl.runs.checkpoint import load_newest  # here, because torch takes seconds and finished.json none
-
-    end = read_end(folder)
-    return end.collapsed if end is not None else _collapsed_in(load_newest(folder.checkpoints)[0])
-
-
-def peek_collapsed(folder: RunFolder) -> bool | None:
-    """As `has_collapsed`, for lists of runs: reads no weights, compares no digest, and a damaged file says nothing."""
+    """Whether a run has collapsed, by finished.json or its newest readable checkpoint; None if neither says."""
     if (end := read_end(folder)) is not None:
         return end.collapsed
     for path in reversed(folder.checkpoint_files()):
-        from supancl.runs.checkpoint import load_tensors
+        from supancl.runs.checkpoint import load_tensors  # here, because torch takes seconds and finished.json none
 
         with contextlib.suppress(BadInput, OSError):
-            return _collapsed_in(load_tensors(path, mapped=True))
+            monitor = load_tensors(path, mapped=True).get("monitor")
+            collapsed = monitor.get("collapsed") if isinstance(monitor, dict) else None
+            return collapsed if isinstance(collapsed, bool) else None
     return None
-
-
-def _collapsed_in(state: dict[str, Any] | None) -> bool | None:
-    monitor = (state or {}).get("monitor")
-    collapsed = monitor.get("collapsed") if isinstance(monitor, dict) else None
-    return collapsed if isinstance(collapsed, bool) else None

@@ -45,9 +45,8 @@ from supancl.runs.folder import RunFolder, check_same_data
 from supancl.runs.log import read_end
 from supancl.stats import mean_interval
 from supancl.training.checks import available_memory, check_data, estimate_memory
-from supancl.training.resume import continued_recipe
-from supancl.training.run import Run, load, read_result
-from supancl.training.signals import signals_that_stop
+from supancl.training.loop import signals_that_stop
+from supancl.training.run import Run, continued_recipe, load, read_result
 from supancl.training.start import resolve, train
 from supancl.training.trainer import share_step
 

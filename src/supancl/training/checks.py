@@ -102,71 +102,47 @@ def check_data(recipe: Recipe, data: Data, ranks: int = 1) -> None:
     shape = data.train.batch(torch.zeros(1, dtype=torch.long)).pixels.shape
     holds, takes = "vectors" if len(shape) == 2 else "images", "vectors" if recipe.views.kind == "masks" else "images"
     encodes = "vectors" if recipe.encoder.name == "linear" else "images"
-    if holds != takes or holds != encodes:
-        raise BadInput(
-            f"{source} holds {holds}; {recipe.name} takes {takes}, and its encoder {recipe.encoder.name!r} {encodes}; "
-            "choose another recipe, encoder.name or data"
-        )
-    if holds == "images" and shape[1] != recipe.encoder.channels:
-        raise BadInput(
-            f"{source}: images have {shape[1]} channels, {recipe.name} takes {recipe.encoder.channels}; set "
-            f"encoder.channels={shape[1]}"
-        )
-    if len(data.train) < settings.batch_size:
-        raise BadInput(
-            f"{source}: training images: {len(data.train)}, fewer than a batch of {settings.batch_size}; set "
-            "train.batch_size, or add images"
-        )
+    channels = shape[1] if holds == "images" else recipe.encoder.channels
+    per_step = settings.batch_size // settings.accumulate
     least = ranks * (1 if settings.sync_norm else 2)  # without synchronised statistics, batch norm needs two images
-    if ranks > 1 and settings.batch_size // settings.accumulate < least:
-        raise BadInput(
-            f"train.batch_size / train.accumulate = {settings.batch_size // settings.accumulate} is too small for "
-            f"{ranks} ranks; use train.batch_size={least * settings.accumulate} or more, or fewer ranks"
-        )
-    out = recipe.heads.projector.out
-    if not recipe.loss.normalizes and out is not None and out < len(data.classes):
-        raise BadInput(
-            f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {source}; set "
-            "heads.projector.out=null, which takes their number"
-        )
-    if recipe.loss.supervised:
-        check_labels(recipe, data, source)
-
-
-def check_labels(recipe: Recipe, data: Data, source: str) -> None:
-    """Refuse labels that tell a supervised method nothing: none, or the same for all images."""
-    present = data.train.class_ids()
-    if len(present) < 2:
-        found = f"only one class, {data.classes[present[0]]!r}" if present else "no label"
-        raise BadInput(
-            f"{source}: its training images have {found}, and {recipe.method} needs two classes; put images into class "
-            "folders, or use simsiam or byol"
-        )
-    if not data.train.all_labels.has_one_each and data.train.all_labels.count_distinct() == 1:
-        raise BadInput(
-            f"{source}: all labelled training images have the same classes and weights, so {recipe.method} learns "
-            "nothing from them; add images with others, or use simsiam or byol"
-        )
+    out, classes = recipe.heads.projector.out, len(data.classes)
+    labels, present = data.train.all_labels, data.train.class_ids()
+    has_one_target = not labels.has_one_each and labels.count_distinct() == 1
+    problems = {
+        f"it holds {holds}; {recipe.name} takes {takes}, and its encoder {recipe.encoder.name!r} {encodes}; choose "
+        "another recipe, encoder.name or data": not holds == takes == encodes,
+        f"images have {channels} channels, {recipe.name} takes {recipe.encoder.channels}; set "
+        f"encoder.channels={channels}": channels != recipe.encoder.channels,
+        f"training images: {len(data.train)}, fewer than a batch of {settings.batch_size}; set train.batch_size, or "
+        "add images": len(data.train) < settings.batch_size,
+        f"train.batch_size / train.accumulate = {per_step} is too small for {ranks} ranks; use "
+        f"train.batch_size={least * settings.accumulate} or more, or fewer ranks": ranks > 1 and per_step < least,
+        f"heads.projector.out = {out} is fewer than its {classes} classes; set heads.projector.out=null, which takes "
+        "their number": not recipe.loss.normalizes and out is not None and out < classes,
+        f"classes that its training images tell apart: {min(len(present), 1)}, and {recipe.method} needs two; put "
+        "images into class folders, or use simsiam or byol": recipe.loss.supervised
+        and (len(present) < 2 or has_one_target),
+    }
+    for problem, is_met in problems.items():
+        if is_met:
+            raise BadInput(f"{source}: {problem}")
 
 
 def fit_labels(recipe: Recipe, data: Data) -> Data:
     """The data with labels that the loss and the pool can take; refused if they need labels and cannot take these."""
-    labels, source = data.train.all_labels, str(data.summary.get("source") or "the data")
+    labels, source, loss = data.train.all_labels, str(data.summary.get("source") or "the data"), recipe.loss
     if labels.has_one_each:
         return data
-    if not recipe.loss.takes_pairs or type(recipe.pool) is not PoolSpec:
-        if recipe.loss.supervised:
-            labels.check_single(source, f"loss.kind = {recipe.loss.kind} with pool.kind = {recipe.pool.kind}")
+    if not loss.takes_pairs or type(recipe.pool) is not PoolSpec:
+        if loss.supervised:
+            labels.check_single(source, f"loss.kind = {loss.kind} with pool.kind = {recipe.pool.kind}")
         return replace(data, train=replace(data.train, all_labels=Labels.of(labels.rarest)))
-    compares_targets = recipe.loss.needs_pool and recipe.loss.stores_unlabelled  # not means of classes
+    compares_targets = loss.needs_pool and loss.stores_unlabelled  # not means of classes
     if compares_targets and recipe.pool.kind == "class-queues" and labels.classes.shape[1] > 1:
         raise BadInput(
-            f"{source}: an image has up to {labels.classes.shape[1]} labels, so class queues hold copies of a target, "
-            f"which {recipe.method} would compare with each; set pool.kind=queue"
+            f"{source}: images have several labels, so class queues hold copies of a target, which {recipe.method} "
+            "would compare with each; set pool.kind=queue"
         )
-    if getattr(recipe.loss, "form", "") == "binary" and float(labels.weights.max()) > 1:
-        raise BadInput(
-            f"{source}: a label has weight {float(labels.weights.max()):g}, and loss.form = binary takes "
-            "probabilities; set loss.form=softmax"
-        )
+    if getattr(loss, "form", "") == "binary" and float(labels.weights.max()) > 1:
+        raise BadInput(f"{source}: a label weighs more than 1, and loss.form = binary takes probabilities; use softmax")
     return data

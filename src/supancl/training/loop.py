@@ -1,282 +1,226 @@
-"""The training loop: log, checkpoints, signals and the monitor around the step."""
+"""The loop around the steps of a run: log, checkpoints and signals. Pretraining and detection say what a step is."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shlex
 import signal
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any, NoReturn
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, Self, TypeVar
 
-import torch
-from torch import Tensor
-
-from supancl.data.sources.arrays import FROM_PYTHON
-from supancl.data.splits import Data
-from supancl.data.threads import WaitStopped
-from supancl.errors import Collapsed, Interrupted, NonFinite, program_name
-from supancl.files import reason
-from supancl.recipes.plugins import plugin_flags
+from supancl.data.threads import WaitStopped, is_waiting_for_images
+from supancl.errors import Interrupted, program_name
 from supancl.reporter import Reporter
 from supancl.runs.checkpoint import Writer, load_newest
 from supancl.runs.folder import RunFolder
-from supancl.runs.log import MetricsLog, RunEnd, record_end
-from supancl.training.inputs import StepStats
-from supancl.training.monitor import advice_to_continue, collapse_message
-from supancl.training.signals import record_signals
-from supancl.training.trainer import Trainer
+from supancl.runs.log import MetricsLog, record_stop
 
-# a run with on_nan=skip gives up at this many steps, or at more than this fraction of an epoch's steps
-MAX_SKIPPED_STEPS = 20
-MAX_SKIPPED_FRACTION = 0.05  # one step of an epoch may always be skipped
-MAX_ROLLBACKS = 3
+T = TypeVar("T")
+SAME_SIGNAL_SECONDS = 0.3  # some terminals and shells deliver one Ctrl-C twice
+SAME_FORWARDED_SECONDS = 2.0  # a parent process forwards a signal that this process has also received directly
 
 
-@dataclass
-class Loop:
-    """A run in training: the trainer, and everything it reads and writes."""
+class Loop(ABC):
+    """Takes steps until the last one. A `with` block closes its files and threads, and records why a run stopped.
 
-    trainer: Trainer
-    data: Data
-    folder: RunFolder
-    log: MetricsLog
-    reporter: Reporter
-    writer: Writer
-    rollbacks: int = 0
+    A subclass has `step`, `steps`, `log_every`, `checkpoint_every` and the abstract methods.
+    """
 
-    def measure_start(self) -> None:
-        """Log how good the weights of --init are on the held-out images: `RunFolder.compare_with_start` reads it."""
-        row: dict[str, Any] = {"kind": "start", "step": 0, "epoch": 0}
-        row |= self.trainer.ranks.on_rank0(lambda: self.monitor_values(torch.empty(0), is_last=True))
-        self.log.write(row)
-        if "linear_interval" in row:
-            low, high = row["linear_interval"]
-            self.reporter.note(
-                f"before training: linear {row['linear']:.1f}% [{low:.1f}, {high:.1f}] and k-NN {row['knn']:.1f}% of "
-                f"{row['knn_queries']} held-out images"
-            )
+    command: str  # that continues the run
+    step: int
+    steps: int
+    log_every: int
+    checkpoint_every: int | None
+    keeps_all = False  # checkpoints
+    stops_waits = True  # whether a signal stops a step that waits for its images
+    logs_saves = False  # whether a row is logged before every checkpoint, which then has no sums of losses
+
+    def __init__(self, folder: RunFolder, resumed_at: int | None, reporter: Reporter, writes: bool = True) -> None:
+        """`writes` is false for all ranks but one."""
+        self.folder, self.reporter, self.writer = folder, reporter, Writer()
+        self.log = MetricsLog(folder, resumed_at) if writes else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.writer.close()
+        self.close_inputs()
+        if self.log is not None:
+            if isinstance(error, Exception):
+                record_stop(self.folder, self.step, error)
+            self.log.close()
+        self.reporter.on_end()
+
+    # --- what a run is ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def advance(self) -> int | None:
+        """Take the next step and return the number of its images; None if it is to be skipped."""
+
+    @abstractmethod
+    def row(self) -> dict[str, Any] | None:
+        """The row of the log for the steps since the last one."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """The content of a checkpoint."""
+
+    @abstractmethod
+    def part_ends(self) -> bool:
+        """Whether something is measured after this step, as at the end of an epoch."""
+
+    @abstractmethod
+    def end_part(self) -> None:
+        """Measure and log it."""
+
+    def is_saved(self, part_ends: bool) -> bool:
+        """Whether a checkpoint is written after this step, besides every `checkpoint_every` steps and on signals."""
+        return part_ends
+
+    def check(self, logs: bool, saves: bool) -> None:  # noqa: B027
+        """Refuse losses or weights that are not finite."""
+
+    def signal_of_any_rank(self, received: list[int]) -> int:
+        return received[0] if received else 0
+
+    def advice(self) -> str:
+        """What else the command needs to continue the run."""
+        return ""
+
+    def on_rank0(self, work: Callable[[], T]) -> T:
+        """What the rank that writes returns; an error of it is raised on all ranks."""
+        return work()
+
+    @abstractmethod
+    def close_inputs(self) -> None:
+        """End the threads that read images."""
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train to the last step, or until a signal, a collapse or a non-finite loss."""
-        trainer, settings = self.trainer, self.trainer.recipe.train
-        since, images, targets = time.perf_counter(), 0, torch.empty(0)
-        # several ranks stop after the same step
-        with record_signals(self.reporter.note, stops_waits=trainer.ranks.size == 1) as received:
-            while trainer.step < trainer.steps:
-                if trainer.step in trainer.skipped_steps:
-                    trainer.step += 1
-                else:
-                    if trainer.captured.is_due:
-                        self.writer.wait()  # no other thread may use the GPU while a step is recorded
-                        capture_step(trainer, self.reporter)
-                    try:
-                        new_targets = trainer.advance()
-                    except WaitStopped:
-                        self.stop_before_step(received[0])
-                    finally:  # report it even if the step fails for another reason
-                        report_compile_failures(trainer, self.reporter)
-                    if new_targets is None:
-                        handle_nonfinite(self, trainer.step)
+        """Take the steps that are left, until the last one or a signal."""
+        since, images = time.perf_counter(), 0
+        with record_signals(self.reporter.note, self.stops_waits) as received:
+            while self.step < self.steps:
+                is_new = True
+                try:
+                    new_images = self.advance()
+                    if new_images is None:
                         continue
-                    targets, images = new_targets, images + settings.batch_size
-                signal_number = trainer.ranks.signal_on_any_rank(received)
-                epoch_ends = trainer.step % trainer.steps_per_epoch == 0
-                every = settings.checkpoint_every
-                checkpoint_is_due = every is not None and trainer.step % every == 0
-                logs = epoch_ends or trainer.step % settings.log_every == 0
-                saves = self.epoch_is_saved(epoch_ends) or checkpoint_is_due or bool(signal_number)
-                stats = trainer.inputs.drain_log(targets) if logs else None
-                failed_step = stats.nonfinite_step if stats else trainer.inputs.nonfinite_step() if saves else None
-                if failed_step is not None:
-                    handle_nonfinite(self, failed_step)
-                    continue
-                row = None
-                if stats is not None:
-                    row = self.train_row(stats, images / max(time.perf_counter() - since, 1e-9))
-                    self.log.write(row)
+                    images += new_images
+                except WaitStopped:  # by a signal: the run stops below, with the state after the step before
+                    is_new = False
+                signal_number = self.signal_of_any_rank(received)
+                part_ends = is_new and self.part_ends()
+                checkpoint_is_due = self.checkpoint_every is not None and self.step % self.checkpoint_every == 0
+                saves = self.is_saved(part_ends) or checkpoint_is_due or bool(signal_number)
+                logs = part_ends or (is_new and self.step % self.log_every == 0) or (self.logs_saves and saves)
+                self.check(logs, saves)
+                row = self.row() if logs else None
+                if row is not None:
+                    row["images_per_second"] = images / max(time.perf_counter() - since, 1e-9)
+                    self.write(row)
                     since, images = time.perf_counter(), 0
-                self.reporter.on_step(trainer.step, row)
-                if saves and not trainer.model.weights_are_finite():
-                    raise NonFinite(
-                        f"the weights are not finite numbers after step {trainer.step}; nothing was saved over "
-                        "the last checkpoint",
-                        "try a lower optimizer.lr",
-                    )
-                if epoch_ends:
-                    self.end_epoch(targets)
+                self.reporter.on_step(self.step, row)
+                if part_ends:
+                    self.end_part()
                     since = time.perf_counter()
-                self.save_and_warn(saves)
-                if signal_number and trainer.step < trainer.steps:
+                self.keep(saves)
+                if signal_number and self.step < self.steps:
                     self.stop(signal_number)
-            self.finish()
+        self.on_rank0(self.writer.wait)
 
-    def train_row(self, stats: StepStats, images_per_second: float) -> dict[str, Any]:
-        trainer, recipe, schedule = self.trainer, self.trainer.recipe, self.trainer.inputs.schedule
-        last_step, has_two_terms = trainer.step - 1, recipe.loss.has_two_terms
-        return {
-            "kind": "train",
-            "step": trainer.step,
-            "epoch": last_step // trainer.steps_per_epoch,
-            "loss": stats.loss,
-            "ssl": stats.ssl if has_two_terms else None,
-            "sup": stats.sup if has_two_terms else None,
-            "lr": schedule.rates[0](last_step),
-            "predictor_lr": schedule.rates[1](last_step) if recipe.heads.predictor is not None else None,
-            "momentum": schedule.momentum(last_step) if recipe.branches.target == "momentum" else None,
-            "std": trainer.monitor.note(stats.std),
-            "images_per_second": images_per_second,
-        }
-
-    def epoch_is_saved(self, epoch_ends: bool) -> bool:
-        trainer = self.trainer
-        epochs_done = trainer.step // trainer.steps_per_epoch
-        is_due = epochs_done % trainer.recipe.train.checkpoint_epochs == 0 or trainer.step >= trainer.steps
-        return epoch_ends and is_due
-
-    def end_epoch(self, targets: Tensor) -> None:
-        """Measure and log the monitor's values; where the epoch is saved, write the encoder and the projector."""
-        trainer, recipe = self.trainer, self.trainer.recipe
-        settings, ranks, branches = recipe.train, trainer.ranks, trainer.model.branches
-        epochs_done = trainer.step // trainer.steps_per_epoch
-        is_last = epochs_done == settings.epochs
-        if settings.monitor_every and (epochs_done % settings.monitor_every == 0 or is_last):
-            row = {"kind": "monitor", "step": trainer.step, "epoch": epochs_done - 1}
-            row |= ranks.on_rank0(lambda: self.monitor_values(targets, is_last))
-            trainer.monitor.load(ranks.on_rank0(trainer.monitor.state))  # only rank 0 has measured
+    def write(self, row: dict[str, Any]) -> None:
+        if self.log is not None:
             self.log.write(row)
-            self.reporter.on_epoch(row)
-        remarks = [*trainer.inputs.images.store.new_remarks(), *take_compile_failures(trainer)]
-        for remark in dict.fromkeys(chain.from_iterable(ranks.all_gather_object(remarks))):
-            self.reporter.warn(remark)
-        if not self.epoch_is_saved(True):
-            return
-        encoder: Any = branches.encoder
-        ranks.on_rank0(lambda: self.writer.save_encoder(self.folder.encoder, encoder, self.data.classes, recipe.name))
-        ranks.on_rank0(lambda: self.writer.save_projector(self.folder.projector, branches.projector, recipe.name))
 
-    def monitor_values(self, targets: Tensor, is_last: bool) -> dict[str, Any]:
-        trainer, model = self.trainer, self.trainer.model
-        encoder: Any = model.branches.encoder
-        half = trainer.recipe.train.precision == "bf16"
-        return trainer.monitor.measure(encoder, targets, model.pool, trainer.device, half, is_last)
-
-    # --- ends and alarms ----------------------------------------------------------------------------------------------
+    def keep(self, saves: bool) -> None:
+        """Write a checkpoint if one is due."""
+        if saves:
+            self.save()
 
     def save(self) -> None:
-        self.log.sync()
-        state = self.trainer.state()
-        trainer, keep_all = self.trainer, self.trainer.recipe.train.keep == "all"
-        trainer.ranks.on_rank0(lambda: self.writer.save(self.folder.checkpoints, trainer.step, state, keep_all))
-
-    def finish(self) -> None:
-        """Record the end of the run once everything is on disk, and keep only the checkpoints of `train.keep`."""
-        self.wait_for_writer()
-        trainer = self.trainer
-        end = RunEnd(trainer.step, trainer.monitor.collapsed)
-        trainer.ranks.on_rank0(lambda: record_end(self.folder, end, trainer.recipe.train.keep))
-
-    def wait_for_writer(self) -> None:
-        self.trainer.ranks.on_rank0(self.writer.wait)
-
-    def save_and_warn(self, saves: bool) -> None:
-        """Save if `saves`, and before the alarm of a collapse, which is raised once."""
-        monitor = self.trainer.monitor
-        collapsing = monitor.collapsed and not monitor.alarm_raised
-        monitor.alarm_raised |= collapsing
-        if saves or collapsing:
-            self.save()
-        if not collapsing:
-            return
-        message = collapse_message(self.trainer.recipe, monitor, self.trainer.step)
-        if self.trainer.recipe.train.on_collapse == "stop":
-            self.wait_for_writer()
-            is_finished = self.trainer.step >= self.trainer.steps
-            raise Collapsed(message, "" if is_finished else advice_to_continue(self.folder.path))
-        self.reporter.warn(message)
-
-    def stop_before_step(self, number: int) -> NoReturn:
-        """End the run while a step waits for its images: its state is that after the step before."""
-        trainer = self.trainer
-        if trainer.inputs.nonfinite_step() is None and trainer.model.weights_are_finite():
-            self.save()
-        self.stop(number)
+        if self.log is not None:
+            self.log.sync()
+        state = self.state()
+        self.on_rank0(lambda: self.writer.save(self.folder.checkpoints, self.step, state, self.keeps_all))
 
     def stop(self, number: int) -> NoReturn:
         """End the run after a signal; its state is saved."""
-        self.wait_for_writer()
-        name, position = signal.Signals(number).name, f"step {self.trainer.step} of {self.trainer.steps}"
-        plugins = plugin_flags(self.folder.read_plugins())
-        command = f"{program_name()} pretrain --resume --out {shlex.quote(str(self.folder.path))}{plugins}"
-        again = "; give it the same data again" if self.trainer.recipe.data.source == FROM_PYTHON else ""
-        raise Interrupted(f"stopped by {name} at {position}, saved; continue with: {command}{again}", number)
-
-    def roll_back(self) -> None:
-        """Load the newest checkpoint, but keep the list of skipped steps."""
-        trainer, skipped_steps = self.trainer, self.trainer.skipped_steps
-        self.wait_for_writer()
-        state, _ = trainer.ranks.on_rank0(lambda: load_newest(self.folder.checkpoints))
-        if state is not None:
-            trainer.load(state)
-            self.log.rewind(trainer.step)
-            trainer.skipped_steps = skipped_steps
-
-
-def report_compile_failures(trainer: Trainer, reporter: Reporter) -> None:
-    """Report failures of the compiler on rank 0; those of other ranks are reported at the end of the epoch."""
-    for line in take_compile_failures(trainer) if trainer.ranks.is_rank0 else ():
-        reporter.warn(line)
-
-
-def take_compile_failures(trainer: Trainer) -> list[str]:
-    """Messages about failures of the compiler since the last call."""
-    prefix = "" if trainer.ranks.is_rank0 else "another rank: "
-    return [f"{prefix}{line}; train.compile=false skips the attempt" for line in trainer.compilation.take_failures()]
-
-
-def capture_step(trainer: Trainer, reporter: Reporter) -> None:
-    """Record the step for replay; if that fails, warn and continue without."""
-    try:
-        trainer.capture()
-    except RuntimeError as error:
-        reporter.warn(
-            f"the step could not be captured as a CUDA graph ({reason(error)}); continuing without, at about "
-            "0.4 of the speed for small images; train.replay=false skips the attempt"
+        self.on_rank0(self.writer.wait)
+        command = f"{program_name()} {self.command} --resume --out {shlex.quote(str(self.folder.path))}"
+        raise Interrupted(
+            f"stopped by {signal.Signals(number).name} at step {self.step} of {self.steps}, saved; continue with: "
+            f"{command}{self.advice()}",
+            number,
         )
 
 
-def handle_nonfinite(loop: Loop, step: int) -> None:
-    """Stop, skip the step, or roll back to the last checkpoint and skip the step then."""
-    trainer, settings = loop.trainer, loop.trainer.recipe.train
-    files = loop.data.train.names_at(trainer.inputs.schedule.order.positions(step))
-    listed = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
-    cause = f"the loss or its gradient is not a finite number at step {step} (images {listed})"
-    restart = "start again with a lower optimizer.lr"
-    restart += " or precision fp32" if settings.precision == "bf16" else ""
-    resume = f"{program_name()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
-    resume += plugin_flags(loop.folder.read_plugins())
-    advice = f"to continue without such steps, checking every loss (slower on a GPU): {resume}; or {restart}"
-    if settings.on_nan == "stop":
-        raise NonFinite(cause, advice)
-    if settings.on_nan == "rollback":
-        if loop.rollbacks >= MAX_ROLLBACKS:
-            raise NonFinite(f"{cause}, after {loop.rollbacks} rollbacks", advice)
-        loop.roll_back()
-        loop.reporter.warn(f"{cause}; rolled back to step {trainer.step}, this batch will be skipped")
-    else:
-        loop.reporter.warn(f"{cause}; step skipped")
-    loop.rollbacks += 1
-    trainer.skipped_steps.append(step)
-    if settings.on_nan == "skip":
-        check_skipped_steps(trainer.skipped_steps, step, trainer.steps_per_epoch, cause, restart)
+def load_state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | None:
+    """Load the newest readable checkpoint of a run; report damaged ones, and if there is none."""
+    state, damaged = load_newest(checkpoints)
+    for line in damaged:
+        reporter.warn(line)
+    if state is None:
+        reporter.note(f"{checkpoints.parent} holds no checkpoint yet: starting at step 0")
+    return state
 
 
-def check_skipped_steps(skipped: Sequence[int], step: int, steps_per_epoch: int, cause: str, advice: str) -> None:
-    """Give up if too many steps were skipped: what is left would not be the run that was asked for."""
-    if len(skipped) >= MAX_SKIPPED_STEPS:
-        raise NonFinite(f"{cause}, as at {len(skipped) - 1} steps before", advice)
-    in_epoch = sum(other // steps_per_epoch == step // steps_per_epoch for other in skipped)
-    if in_epoch > max(1, MAX_SKIPPED_FRACTION * steps_per_epoch):
-        percent = f"{MAX_SKIPPED_FRACTION:.0%}"
-        raise NonFinite(f"{cause}: {in_epoch} of the epoch's {steps_per_epoch} steps, more than {percent}", advice)
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def signals_that_stop() -> list[signal.Signals]:
+    """The signals that stop a run: not SIGHUP if nohup lets this process ignore it. Windows has none."""
+    hangup = getattr(signal, "SIGHUP", None)
+    heeds_hangup = hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.Signals.SIGHUP] if heeds_hangup else [])]
+
+
+@contextmanager
+def record_signals(acknowledge: Callable[[str], None], stops_waits: bool = True) -> Iterator[list[int]]:
+    """A list that stopping signals are added to. A second one ends the process, unless it is the same one again.
+
+    The first one is acknowledged with a line at once, because the step may take long. If the step still waits for its
+    images, which may come from a disk that hangs, `WaitStopped` is raised there (if `stops_waits`).
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # signals reach the main thread only
+        return
+    handlers = {number: signal.getsignal(number) for number in signals_that_stop()}
+    is_forwarded = "LOCAL_RANK" in os.environ or multiprocessing.parent_process() is not None  # by torchrun or a sweep
+    first_time, same_seconds = 0.0, SAME_FORWARDED_SECONDS if is_forwarded else SAME_SIGNAL_SECONDS
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def record(number: int, frame: Any) -> None:
+        nonlocal first_time
+        now = time.monotonic()
+        if received and now - first_time > same_seconds:
+            restore()
+            signal.raise_signal(number)
+            return
+        if not received:
+            first_time = now
+            line = f"{signal.Signals(number).name}: stopping after this step; a second one ends the process at once"
+            # in a thread: this one may hold the console's lock
+            threading.Thread(target=acknowledge, args=(line,), daemon=True).start()
+        received.append(number)
+        if stops_waits and is_waiting_for_images():
+            raise WaitStopped
+
+    for number in handlers:
+        signal.signal(number, record)
+    try:
+        yield received
+    finally:
+        restore()

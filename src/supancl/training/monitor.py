@@ -90,8 +90,8 @@ class Monitor:
     """Measures signs of collapse; `collapse_message` explains them."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        judged = data if data.train.all_labels.has_one_each else with_leaf_labels(data)
-        self.splits = (judged.train, judged.held_out)
+        labelled = data if data.train.all_labels.has_one_each else with_leaf_labels(data)
+        self.splits = (labelled.train, labelled.held_out)
         self.present = data.train.class_ids()
         self.reference, self.held_out = (sample_labelled(split, MAX_IMAGES) for split in self.splits)
         self.classes, self.supervised = len(data.classes), supervised
@@ -133,32 +133,25 @@ class Monitor:
             self.low_ranks = self.low_ranks + 1 if low else 0
             self.collapsed = self.collapsed or self.low_ranks >= LOW_RANK_IN_A_ROW
         if len(self.held_out):
-            row |= self._measure_all(encoder, device, half) if last else self._measure_sample(encoder, device, half)
+            every = [sample_labelled(split, MAX_IMAGES_LAST_CHECK) for split in self.splits] if last else []
+            try:
+                row |= self._accuracies(encoder, every, device, half and not last, last)
+            except (torch.OutOfMemoryError, MemoryError):  # a finished run must not fail here
+                row |= self._accuracies(encoder, [], device, half)
         if pool is not None:
             row |= {"pool_coverage": float(pool.coverage(self.present)), "pool_staleness": float(pool.staleness())}
         return row
 
-    def _measure_sample(self, encoder: Encoder, device: torch.device, half: bool) -> dict[str, Any]:
-        return self._accuracies(encoder, self.reference, self.held_out, device, half)
-
-    def _measure_all(self, encoder: Encoder, device: torch.device, half: bool) -> dict[str, Any]:
-        """All images in single precision; the sample if they do not fit into memory next to the training state."""
-        reference, held_out = (sample_labelled(split, MAX_IMAGES_LAST_CHECK) for split in self.splits)
-        try:
-            return self._accuracies(encoder, reference, held_out, device, False, last=True)
-        except (torch.OutOfMemoryError, MemoryError):  # a finished run must not fail here
-            return self._measure_sample(encoder, device, half)
-
     def _accuracies(
         self,
         encoder: Encoder,
-        reference: Split,
-        held_out: Split,
+        splits: list[Split],
         device: torch.device,
         half: bool,
         last: bool = False,
     ) -> dict[str, Any]:
-        """Variance ratios, k-NN and linear accuracy of held-out images, given training images."""
+        """Variance ratios, k-NN and linear accuracy of held-out images, given training images; a sample by default."""
+        reference, held_out = splits or (self.reference, self.held_out)
         queries = self._features(encoder, held_out, device, half)
         if not bool(torch.isfinite(queries.values).all()):
             raise NonFinite(
@@ -200,13 +193,12 @@ class Monitor:
 
 def collapse_message(recipe: Recipe, monitor: Monitor, step: int) -> str:
     """What happened, the likely cause and what to try."""
-    if monitor.low_readings >= LOW_STD_IN_A_ROW:
-        finding = f"all images get nearly the same target (relative std {monitor.last_std:.3f}; healthy is 0.3 to 1)"
-    else:
-        finding = (
-            f"a batch's targets use only {monitor.last_rank:.1f} directions (effective rank; below "
-            f"{monitor.least_rank:.1f} is a collapse)"
-        )
+    finding = (
+        f"all images get nearly the same target (relative std {monitor.last_std:.3f}; healthy is 0.3 to 1)"
+        if monitor.low_readings >= LOW_STD_IN_A_ROW
+        else f"a batch's targets use only {monitor.last_rank:.1f} directions (effective rank; below "
+        f"{monitor.least_rank:.1f} is a collapse)"
+    )
     return f"the representation has collapsed by step {step}: {finding}. {likely_cause(recipe)}"
 
 
@@ -229,25 +221,17 @@ def advice_to_continue(run: Path) -> str:
 
 def likely_cause(recipe: Recipe) -> str:
     """The setting that most likely made this recipe collapse, and what to try."""
-    is_align, decays_fast = (
-        recipe.loss.kind in ("align", "semi"),
-        recipe.optimizer.weight_decay * recipe.learning_rate >= 1e-4,
-    )
-    lower = f"optimizer.weight_decay={recipe.optimizer.weight_decay / 5:g}"
-    if is_align and recipe.loss.supervised and recipe.pool.kind == "none" and recipe.branches.target != "momentum":
-        also = f", at weight decay {recipe.optimizer.weight_decay:g}" * decays_fast  # both matter: docs/alpha.md
-        return (
-            f"Likely cause: a supervised target without a pool and without a momentum branch{also} (the paper's "
-            "Table 8). Try pool.kind=queue" + f" or {lower}" * decays_fast
-        )
-    if is_align and recipe.heads.predictor is None:
-        return "Likely cause: no predictor. Give heads.predictor, as in the recipe"
-    if decays_fast:
-        return (
-            f"Likely cause: weight decay {recipe.optimizer.weight_decay:g} at learning rate "
-            f"{recipe.learning_rate:g} shrinks the weights faster than the loss keeps them apart. "
-            f"Try {lower}"
-        )
-    if recipe.schedule.warmup_epochs == 0:
-        return "Likely cause: full learning rate from the first step. Try schedule.warmup_epochs=10"
-    return f"Try a lower learning rate: optimizer.lr={recipe.optimizer.lr / 3:.2g}"
+    decay, rate = recipe.optimizer.weight_decay, recipe.learning_rate
+    is_align, decays_fast = recipe.loss.kind in ("align", "semi"), decay * rate >= 1e-4
+    has_no_copy = recipe.pool.kind == "none" and recipe.branches.target != "momentum"
+    lower = f"optimizer.weight_decay={decay / 5:g}"
+    causes = {
+        f"a supervised target without a pool and without a momentum branch, at weight decay {decay:g} (the paper's "
+        f"Table 8). Try pool.kind=queue or {lower}": is_align and recipe.loss.supervised and has_no_copy,
+        "no predictor. Give heads.predictor, as in the recipe": is_align and recipe.heads.predictor is None,
+        f"weight decay {decay:g} at learning rate {rate:g} shrinks the weights faster than the loss keeps them apart. "
+        f"Try {lower}": decays_fast,
+        "full learning rate from the first step. Try schedule.warmup_epochs=10": recipe.schedule.warmup_epochs == 0,
+        f"too high a learning rate. Try optimizer.lr={recipe.optimizer.lr / 3:.2g}": True,
+    }
+    return f"Likely cause: {next(cause for cause, applies in causes.items() if applies)}"

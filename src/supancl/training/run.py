@@ -1,25 +1,43 @@
-"""A run in Python: what `pretrain` returns and `load` reads."""
+"""A run in its folder: as a Python object, continued where it stopped, and extended in another folder."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import supancl
-from supancl.config import parse_json
-from supancl.core.encoders import Encoder
-from supancl.errors import BadInput, plural
-from supancl.files import is_as_written, read_text, reason
+from supancl.config import AUTOMATIC, INCIDENTAL, MAY_CHANGE_ON_RESUME, fields_marked, flattened, parse_json, to_json
+from supancl.core.schedules import learning_rate
+from supancl.data.opening import absolute_source, check_source, is_same_source
+from supancl.data.sources.folder import check_out_folder
+from supancl.distributed import from_environment
+from supancl.errors import BadInput
+from supancl.files import (
+    is_as_written,
+    make_folder,
+    open_regular,
+    read_text,
+    reason,
+    temporary_path,
+    write_bytes,
+    write_sealed_json,
+)
 from supancl.recipes import Recipe
-from supancl.runs.encoder_file import load_encoder
-from supancl.runs.folder import RunFolder
+from supancl.recipes.auto import open_settings, with_short_side
+from supancl.recipes.recipe import TrainSpec, fixed_settings, resolve_warmup
+from supancl.recipes.shorthands import full_name
+from supancl.reporter import current_reporter
+from supancl.runs.folder import RunFolder, name_run, next_folder
 from supancl.runs.log import has_collapsed, read_end
+from supancl.runs.provenance import commit, versions
 
 if TYPE_CHECKING:
+    from supancl.core.encoders import Encoder
     from supancl.probes import Features
-
-LINE = 80  # characters that repr() takes at most
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,36 +90,20 @@ class Run:
         return {"run": str(self.folder), "collapsed": self.collapsed, "last": last}
 
     def __repr__(self) -> str:
-        rest = f": {self._describe()})"
-        folder = str(self.folder)
-        room = max(LINE - len("Run(") - len(rest), 20)
-        return f"Run({folder if len(folder) <= room else '...' + folder[3 - room :]}{rest}"
-
-    def _describe(self) -> str:
-        """The recipe, how far the run is, and its last accuracy."""
-        try:
-            pieces = [self.recipe.name]
-        except (BadInput, OSError, ValueError):  # the folder may be gone
-            pieces = [self.encoder.spec.name]
         last = {key: value for row in self.metrics for key, value in row.items() if value is not None}
-        if "epoch" in last:
-            pieces.append(plural(last["epoch"] + 1, "epoch"))
-        if "knn" in last:
-            pieces.append(f"k-NN {last['knn']:.1f}%")
-        elif "knn_map" in last:
-            pieces.append(f"k-NN mAP {last['knn_map']:.1f}%")
-        return ", ".join([*pieces, *["collapsed"] * self.collapsed])
+        figures = {name: last[name] for name in ("epoch", "knn", "knn_map") if name in last}
+        listed = [f"{name}={value:.4g}" for name, value in figures.items()]
+        return f"Run({', '.join([str(self.folder), *listed, *['collapsed'] * self.collapsed])})"
 
 
 def read_result(file: Path) -> dict[str, Any]:
     """A result of an evaluation, compared with its digest."""
-    way_out = "evaluate the run again, or remove the file"
     try:
         content = parse_json(read_text(file))
+        if not isinstance(content, dict) or not is_as_written(content):
+            raise ValueError("it differs from its digest")
     except (OSError, ValueError) as error:
-        raise BadInput(f"{file} cannot be read ({reason(error)}); {way_out}") from None
-    if not isinstance(content, dict) or not is_as_written(content):
-        raise BadInput(f"{file} is damaged or was changed, by its digest; {way_out}")
+        raise BadInput(f"{file} is damaged ({reason(error)}); evaluate the run again, or remove the file") from None
     return {key: value for key, value in content.items() if key != "digest"}
 
 
@@ -121,6 +123,8 @@ def load(path: Path | str) -> Run:
     >>> run.encoder.width, run.recipe.name, run.classes[:3], run.results
     (64, 'digits.supsiam', ('0', '1', '2'), {})
     """
+    from supancl.runs.encoder_file import load_encoder
+
     folder = RunFolder(Path(path))
     if not folder.has_run and (folder.path.is_file() or folder.encoder.exists()):
         raise BadInput(f"{path} holds an encoder but no run; open it with supancl.load_encoder({str(path)!r})")
@@ -131,10 +135,11 @@ def load(path: Path | str) -> Run:
     return Run(folder.path, encoder, folder.metrics(), bool(has_collapsed(folder)))
 
 
-def read_finished_run(out: Path | str | None) -> Run | None:
+def read_finished_run(folder: RunFolder) -> Run | None:
     """The run in this folder if it is finished and none of its checkpoints was kept, else None."""
-    folder = RunFolder(Path(out or ""))
-    if out is None or not folder.has_run or not folder.end_file.exists() or folder.checkpoint_files():
+    from supancl.runs.encoder_file import load_encoder
+
+    if not folder.has_run or not folder.end_file.exists() or folder.checkpoint_files():
         return None
     if (end := read_end(folder)) is None:  # to start again at step 0 would overwrite the encoder
         raise BadInput(
@@ -142,3 +147,153 @@ def read_finished_run(out: Path | str | None) -> Run | None:
             "start again at step 0"
         )
     return Run(folder.path, load_encoder(folder.path), folder.metrics(), end.collapsed)
+
+
+# --- continuing -------------------------------------------------------------------------------------------------------
+
+
+def run_folder_for(recipe: Recipe | None, out: Path | str | None) -> RunFolder:
+    if out is None and recipe is None:
+        raise BadInput("resume continues the run in out; name it")
+    return RunFolder(Path(out) if out is not None else next_folder(recipe.name))  # type: ignore[union-attr]
+
+
+def continued_recipe(folder: RunFolder, recipe: Recipe | None) -> Recipe:
+    """The recipe of a resumed run: its recipe.json, with the few settings that may change if they are requested."""
+    saved, _ = folder.read_recipe()
+    if recipe is None:
+        return saved
+    images = folder.read_data()[0].get("train")
+    requested = with_short_side(resolve_warmup(recipe, images if isinstance(images, int) else None))
+    old, new = flattened(replace(saved, sources={})), flattened(replace(requested, sources={}))
+    may_change = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), *open_settings(recipe)}
+    may_change |= {"data.source", "data.joined"}  # they may have moved: their content is compared when they are read
+    for key, value in {"train.epochs": new["train.epochs"], **new}.items():  # first: a warm-up may follow from it
+        if key not in may_change and not is_same_or_automatic(key, value, old.get(key)):
+            raise BadInput(
+                f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; a run keeps its own "
+                f"settings: to train longer, extend the finished run {folder.path}; for others, start another run with "
+                f"init {folder.path} and another out"
+            )
+    changed = changed_settings(recipe, saved)
+    if not all(map(is_same_source, recipe.data.all_sources, saved.data.all_sources)):
+        for source in recipe.data.all_sources:
+            check_out_folder(source, folder.path)
+        changed["data.source"], *joined = map(absolute_source, recipe.data.all_sources)
+        changed["data.joined"] = tuple(joined)
+    return saved.with_set(changed, because="changed on resume") if changed else saved
+
+
+def is_same_or_automatic(key: str, requested: Any, saved: Any) -> bool:
+    """Whether a requested setting is the saved one of a run, or left to be chosen automatically."""
+    automatic = fields_marked(TrainSpec(), AUTOMATIC, "train")
+    return bool(requested == saved) or (key in automatic and requested == automatic[key])
+
+
+def changed_settings(recipe: Recipe, saved: Recipe) -> dict[str, Any]:
+    """Settings that may change on resume, were requested, and differ from the saved ones."""
+    old, new = flattened(saved), flattened(recipe)
+    return {
+        key: new[key]
+        for key, default in fields_marked(recipe, MAY_CHANGE_ON_RESUME).items()
+        if new[key] not in (None, old[key]) and (new[key] != default or key in recipe.sources)
+    }
+
+
+# --- extending --------------------------------------------------------------------------------------------------------
+
+
+def extend_run(run: RunFolder, out: Path | str | None, given: Mapping[str, Any], reads_source: bool) -> Path:
+    """Make a folder like that of a run that was stopped at the last step of `run`, whole or not at all.
+
+    The caller resumes it. Other ranks wait for it when they join.
+    """
+    base, _ = run.read_recipe()
+    changes = {full_name(base, name): value for name, value in given.items()}
+    recipe = extended_recipe(base, changes, run)
+    if from_environment().rank > 0:
+        return run_folder_for(recipe, out).path
+    run.check_recipe_file()
+    state = load_last_state(run, base)
+    for source in recipe.data.all_sources if reads_source else ():
+        check_source(source)
+    folder = run_folder_for(recipe, out)
+    folder.check_free(resume=False)
+    check_out_folder(recipe.data.source, folder.path)
+    make_folder(folder.path.parent)
+    temporary = temporary_path(folder.path)
+    try:
+        write_extension(RunFolder(temporary), run, recipe, base, state)
+        os.rename(temporary, folder.path)
+    except OSError as error:
+        raise BadInput(f"cannot write to {folder.path} ({reason(error)}); choose another out") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    rate = recipe.learning_rate * recipe.schedule.restart_rate
+    current_reporter().note(
+        f"{run.path} continues to epoch {recipe.train.epochs} in {folder.path}: the learning rate starts again at "
+        f"{rate:.4g}, {recipe.schedule.restart_rate:.3g} of its peak (schedule.restart_rate)"
+    )
+    return folder.path
+
+
+def load_last_state(run: RunFolder, base: Recipe) -> dict[str, Any]:
+    """The last checkpoint of a finished run; refuses one that is unfinished or keeps none."""
+    from supancl.runs.checkpoint import load_newest
+
+    early = run.describe_early_end(base)
+    state, _ = load_newest(run.checkpoints)
+    if state is None and not early:
+        raise BadInput(f"{run.path} keeps no checkpoint to continue from; start another run with init {run.path}")
+    if state is None or early or any(row["step"] != state["step"] for row in run.metrics()[-1:]):
+        raise BadInput(f"{run.path} is not finished ({early or 'its newest checkpoint is older'}); resume it first")
+    return state
+
+
+def extended_recipe(base: Recipe, changes: dict[str, Any], run: RunFolder) -> Recipe:
+    """The recipe of the run with more epochs and a schedule that starts again at its end."""
+    before, epochs = base.train.epochs, changes.pop("train.epochs", None)
+    if not isinstance(epochs, int) or epochs <= before:
+        raise BadInput(f"extend {run.path}: give epochs, the epoch to continue to, more than {before}")
+    may_change = {*fields_marked(base, MAY_CHANGE_ON_RESUME), *fields_marked(base.train, INCIDENTAL, "train")}
+    may_change = (may_change - {"train.seed"}) | {"schedule.restart_rate", "data.source"}
+    for key, value in changes.items():
+        if key not in may_change and flattened(base.with_set({key: value})).get(key) != flattened(base).get(key):
+            raise BadInput(
+                f"{key} = {value!r}: a run is extended with its own settings; to change them, start another run with "
+                f"init {run.path}"
+            )
+    planned = learning_rate(replace(base.schedule, restart_epoch=0), 1.0, epochs, 1)
+    extension = {
+        "train.epochs": epochs,
+        "schedule.restart_epoch": before,
+        "schedule.restart_rate": float(f"{planned(before):.4g}"),
+    }
+    extended = base.with_set(extension, because=f"extends {run.path.resolve()}")
+    return extended.with_set(changes) if changes else extended
+
+
+def write_extension(folder: RunFolder, run: RunFolder, recipe: Recipe, base: Recipe, state: Mapping[str, Any]) -> None:
+    """Write what `resume` needs. Versions stay those of the first start, because pixels were read with them."""
+    from supancl.runs.checkpoint import save_checkpoint
+
+    folder.checkpoints.mkdir(parents=True)
+    for old, new in ((run.metrics_file, folder.metrics_file), (run.content_file, folder.content_file)):
+        if old.exists():
+            with open_regular(old) as file:
+                write_bytes(new, file.read())
+    content = parse_json(read_text(run.recipe_file))
+    content["recipe"] = to_json(recipe)
+    data, classes = run.read_data()
+    content["run"] = name_run(recipe, classes, data)
+    content["extended_from"] = {
+        "run": str(run.path.resolve()),
+        "epochs": base.train.epochs,
+        "step": state["step"],
+        "learning_rate": float(f"{recipe.learning_rate * recipe.schedule.restart_rate:.6g}"),
+        "versions": versions(),
+        "commit": commit(),
+    }
+    write_sealed_json(folder.recipe_file, content)
+    kept_state = {key: value for key, value in state.items() if key not in ("schema_version", "digest")}
+    save_checkpoint(folder.checkpoints, state["step"], {**kept_state, "settings": fixed_settings(recipe)})

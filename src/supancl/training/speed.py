@@ -1,18 +1,19 @@
 """A faster step of the same values: compiled, recorded as a CUDA graph and replayed, shared by several runs.
 
-`Compilation` replaces methods of `Step` by compiled ones. `CapturedStep` records a step once and replays it: one launch
-per step instead of thousands.
+`compile_step` replaces methods of `Step` by compiled ones. `CapturedStep` records a step once and replays it: one
+launch per step instead of thousands.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from supancl.config import AUTOMATIC, fields_marked
 from supancl.core.precision import auto_precision, has_bf16
@@ -23,7 +24,6 @@ from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.training.step import Step
 
-T = TypeVar("T")
 MIN_STEPS_TO_COMPILE = 5_000  # compiling takes about a minute and saves some milliseconds per step
 WARM_UP_STEPS = 3  # before capturing: libraries choose their kernels and allocate memory
 
@@ -55,69 +55,34 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Whether the compiler failed, and not the compiled code: then nothing of it has run."""
+    """Whether the compiler failed, and not the compiled code."""
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))
 
 
-def compile_or_eager(function: Callable[..., T], on_failure: Callable[[Exception], None]) -> Callable[..., T]:
-    """The compiled function. If compiling fails, it calls `on_failure` once and runs uncompiled from then on.
+def compiler_failure(device: torch.device) -> str:
+    """Why nothing can be compiled here, for example without a C compiler; empty if it works."""
+    try:
+        torch.compile(torch.add)(torch.ones(1, device=device), 1)
+    except Exception as error:
+        if not is_compiler_error(error):
+            raise
+        return reason(error)
+    return ""
 
-    For work that cannot be repeated: several ranks in the middle of a step, or filling a pool.
+
+def compile_step(step: Step, ranks: Ranks) -> None:
+    """Replace methods of the step by compiled ones: branches and loss as one graph.
+
+    Several ranks exchange data within a step: they compile only views, pool and unsynchronised branches.
     """
-    current = torch.compile(function)
-
-    def run(*args: Any, **kwargs: Any) -> T:
-        nonlocal current
-        try:
-            return current(*args, **kwargs)
-        except Exception as error:
-            if current is function or not is_compiler_error(error):
-                raise
-            current = function
-            on_failure(error)
-            return function(*args, **kwargs)
-
-    return run
-
-
-class Compilation:
-    """Compiles the methods of a step and collects failures of the compiler (`take_failures`)."""
-
-    def __init__(self, enabled: bool, ranks: Ranks) -> None:
-        self.enabled, self.ranks = enabled, ranks
-        self.failures: list[str] = []
-
-    def disable(self) -> None:
-        """Compile nothing from now on, and drop earlier failures: one message replaces them."""
-        self.enabled, self.failures = False, []
-
-    def take_failures(self) -> list[str]:
-        """Return and clear the failures since the last call."""
-        failures, self.failures = self.failures, []
-        return failures
-
-    def compile(self, step: Step) -> Step:
-        """The step with compiled methods. One process compiles branches and loss as one graph, and repeats the step
-        uncompiled if that fails. Several ranks exchange data within a step: they compile only views, pool and
-        unsynchronised branches.
-        """
-        if not self.enabled:
-            return step
-        if self.ranks.size == 1:
-            step.forward_and_loss = torch.compile(step.forward_and_loss)  # type: ignore[method-assign]
-        elif not step.recipe.train.sync_norm:
-            step.branches = self._or_eager("the branches", step.branches)
-        if step.model.device.type == "cuda":  # where these are dozens of short kernels
-            step.render = self._or_eager("the views", step.render)
-            if step.model.pool is not None:
-                step.push = self._or_eager("filling the pool", step.push)
-        return step
-
-    def _or_eager(self, name: str, function: Any) -> Any:
-        def on_failure(error: Exception) -> None:
-            self.failures.append(f"{name} could not be compiled ({reason(error)}); running uncompiled, which is slower")
-
-        return compile_or_eager(function, on_failure)
+    if ranks.size == 1:
+        step.forward_and_loss = torch.compile(step.forward_and_loss)  # type: ignore[method-assign]
+    elif not step.recipe.train.sync_norm:
+        step.branches = torch.compile(step.branches)
+    if step.model.device.type == "cuda":  # where these are dozens of short kernels
+        step.render = torch.compile(step.render)
+        if step.model.pool is not None:
+            step.push = torch.compile(step.push)
 
 
 # --- a captured step --------------------------------------------------------------------------------------------------
@@ -153,10 +118,6 @@ class CapturedStep:
         """Record the next step without taking it. Raises the libraries' error if that fails."""
         self.warm_up_steps_done = WARM_UP_STEPS + 1  # try only once
         self.replay = Replay(self.step, generator, batch)
-
-    def replace_step(self, step: Callable[[Batch | None], Tensor | None]) -> None:
-        """Use another step; a captured one is still replayed."""
-        self.step = step
 
     def forget(self) -> None:
         """Drop the captured step, whose tensors have been replaced, and warm up again."""
@@ -226,3 +187,47 @@ def on_side_stream(device: torch.device) -> Iterator[None]:
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream for all steps, because torch keeps separate memory for each stream."""
     return torch.cuda.Stream(device)
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+class FoldedConv2d(nn.Conv2d):
+    """A strided convolution of few channels, computed as one of stride 1 with stride^2 times as many channels.
+
+    Each stride x stride square of pixels becomes one pixel; the kernel is padded with zeros to full squares and folded
+    in the same way. Tensor cores process eight channels at a time, so a stem with three wastes most of them.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        size, stride, padding = self.kernel_size[0], self.stride[0], int(self.padding[0])
+        front = -padding % stride
+        padded_size = math.ceil((size + front) / stride) * stride
+        pad = [0, 0, 0, 0]
+        for side, pixels in ((0, images.shape[-1]), (2, images.shape[-2])):
+            outputs = (pixels + 2 * padding - size) // stride + 1
+            pad[side] = padding + front
+            pad[side + 1] = (outputs - 1) * stride + padded_size - pixels - pad[side]
+        back = padded_size - size - front
+        padded = F.pad(images, pad), F.pad(self.weight, (front, back, front, back))
+        folded, weight = (F.pixel_unshuffle(tensor, stride) for tensor in padded)
+        extra_channels = -folded.shape[1] % 8
+        if extra_channels:
+            folded, weight = (F.pad(tensor, (0, 0, 0, 0, 0, extra_channels)) for tensor in (folded, weight))
+        return F.conv2d(folded.contiguous(memory_format=torch.channels_last), weight, self.bias)
+
+
+def optimize_for_cuda(module: nn.Module) -> None:
+    """Change the layers that have a faster form on GPUs, in place."""
+    for layer in module.modules():
+        if _is_foldable(layer):
+            layer.__class__ = FoldedConv2d
+
+
+def _is_foldable(layer: nn.Module) -> bool:
+    """Whether it is a square, strided convolution of at most four channels with zero padding."""
+    return (
+        type(layer) is nn.Conv2d and layer.in_channels <= 4 and layer.groups == 1 and layer.padding_mode == "zeros"
+        and layer.dilation == (1, 1) and not isinstance(layer.padding, str) and layer.stride[0] > 1
+        and all(len(set(sides)) == 1 for sides in (layer.kernel_size, layer.stride, layer.padding))
+    )  # fmt: skip

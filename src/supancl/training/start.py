@@ -1,8 +1,8 @@
 """`pretrain`: images and a recipe become a run folder with an encoder.
 
 A new run's recipe is completed by `resolve` from the data and the device; a resumed run has that of its recipe.json
-(`continued_recipe` in resume.py); an extended run is a copy of a finished one that is then resumed. Torch is imported
-when training begins, so that a mistake is reported at once.
+(`continued_recipe` in run.py); an extended run is a copy of a finished one that is then resumed. Torch is imported when
+training begins, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from typing_extensions import Unpack
 
-from supancl.config import (
-    FLAG,
-    PYTHON,
-)
+from supancl.config import FLAG, PYTHON
 from supancl.data.from_python import Images, is_image_file, source_from_images, split_labels
 from supancl.data.opening import check_source, open_data
 from supancl.data.preparing import prepare_data
@@ -29,6 +26,7 @@ from supancl.data.survey import survey_data, survey_source
 from supancl.data.views.specs import Crops
 from supancl.distributed import from_environment, join_ranks
 from supancl.errors import BadInput, is_out_of_memory
+from supancl.files import make_folder, reason
 from supancl.loggers import open_loggers
 from supancl.recipes import Recipe, find_recipe, is_recipe_file, register_encoder
 from supancl.recipes.auto import (
@@ -43,10 +41,7 @@ from supancl.recipes.recipe import describe_changes, resolve_warmup, validated_r
 from supancl.recipes.shorthands import RecipeSettings, parse_set, with_settings
 from supancl.reporter import Reporter, current_reporter, default_reporter, report_to
 from supancl.runs.folder import RunFolder
-from supancl.training.resume import continued_recipe, extend_run, run_folder_for
-
-if TYPE_CHECKING:
-    from supancl.training.run import Run
+from supancl.training.run import Run, continued_recipe, extend_run, read_finished_run, run_folder_for
 
 DataArgument = Data | str | Path | list[str | Path] | Images | tuple[Images, Any]
 
@@ -129,31 +124,33 @@ def pretrain(
             reporter = current_reporter() if verbose is None else default_reporter(verbose)
         stack.enter_context(report_to(open_loggers(logger or (), reporter)))
         if extend is not None and not (resume and RunFolder(Path(out or "")).has_run):
-            out, resume = extend_run(RunFolder(Path(extend)), out, recipe, init, compat, given, data is None), True
-            recipe, given = None, {}
-        if resume:
-            if init is not None:
-                raise BadInput("init starts a run and resume continues one; give one of them")
-            if out is not None and RunFolder(Path(out)).has_run:
-                requested = requested_again(RunFolder(Path(out)), recipe, compat, given)
-                opened = open_given(requested or RunFolder(Path(out)).read_recipe()[0], data)
-                return finished(train(requested, opened, out, resume=True))
-            if recipe is None and not given:  # with several machines, the run may be on the first one's disk alone
-                return finished(train(None, None, out, resume=True))
-        if recipe is None and data is None and sources is None:
-            raise BadInput(
-                "no images: give data, such as a folder (docs/own-data.md), a recipe that names its data (supancl "
-                "recipes), or resume with out"
-            )
-        requested, opened = requested_recipe(recipe, data, compat, given)
-        return finished(train(requested, opened, out, resume=resume, init=init))
+            if recipe is not None or init is not None or compat is not None:
+                raise BadInput(f"extend {extend} has its own settings; leave recipe, init and compat out")
+            out, resume, given = extend_run(RunFolder(Path(extend)), out, given, data is None), True, {}
+        requested, opened = requested_run(recipe, data, out, resume, init, compat, given)
+        run = train(requested, opened, out, resume=resume, init=init)
+        if from_environment().rank == 0:  # other ranks may not see the folder
+            current_reporter().on_finished(run.folder)
+        return run
 
 
-def finished(run: Run) -> Run:
-    """The run, of which the reporter tells how it ended; other ranks than the first may not see its folder."""
-    if from_environment().rank == 0:
-        current_reporter().on_finished(run.folder)
-    return run
+def requested_run(
+    recipe: Any, data: Any, out: Any, resume: bool, init: Any, compat: Any, given: Mapping[str, Any]
+) -> tuple[Recipe | None, Data | None]:
+    """The recipe that is asked for, None for that of the run in `out`; and the data if they are Python objects."""
+    if resume and init is not None:
+        raise BadInput("init starts a run and resume continues one; give one of them")
+    if resume and out is not None and (folder := RunFolder(Path(out))).has_run:
+        requested = requested_again(folder, recipe, compat, given)
+        return requested, open_given(requested or folder.read_recipe()[0], data)
+    if resume and recipe is None and not given:  # with several machines, the run may be on the first one's disk alone
+        return None, None
+    if recipe is None and data is None and "data.source" not in given:
+        raise BadInput(
+            "no images: give data, such as a folder (docs/own-data.md), a recipe that names its data (supancl "
+            "recipes), or resume with out"
+        )
+    return requested_recipe(recipe, data, compat, given)
 
 
 def train(
@@ -171,18 +168,20 @@ def train(
     import torch
 
     from supancl.core.precision import pick_device
-    from supancl.training.begin import begin_run
     from supancl.training.checks import check_memory
-    from supancl.training.run import Run, read_finished_run
-    from supancl.training.speed import with_speed
+    from supancl.training.pretraining import Pretraining
+    from supancl.training.speed import is_compiler_error, with_speed
     from supancl.training.trainer import trainer_for
 
-    recipe = name_source(recipe, data)
+    if recipe is not None and data is not None and "source" in data.summary:
+        joined: Any = data.summary.get("joined", ())
+        named = replace(recipe.data, source=str(data.summary["source"]), joined=tuple(joined))
+        recipe = replace(recipe, data=named)
     with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
         reporter = current_reporter() if ranks.is_rank0 else Reporter()
         stack.enter_context(report_to(reporter))
-        resolved = ranks.on_rank0(lambda: settle_recipe(recipe, data, run_folder_for(recipe, out), resume, init))
-        if resume and (ended := ranks.on_rank0(lambda: read_finished_run(out))) is not None:
+        resolved, ended = ranks.on_rank0(lambda: settle_recipe(recipe, data, run_folder_for(recipe, out), resume, init))
+        if ended is not None:
             reporter.note(f"{ended.folder} is finished and keeps no checkpoint; to train it again, remove it")
             return ended
         device = pick_device(resolved.train.device, None if ranks.size == 1 else ranks.local_rank)
@@ -193,20 +192,22 @@ def train(
         for line in describe_changes(resolved, run_recipe):
             reporter.note(line)
         run_recipe = with_speed(run_recipe, device, images, ranks.size)
-        for remark in run_data.remarks:
-            reporter.warn(remark)
-        folder = RunFolder(ranks.on_rank0(lambda: stack.enter_context(lock_run_folder(run_recipe, out, resume))))
+        for line in run_data.remarks:
+            reporter.warn(line)
+        folder = RunFolder(ranks.on_rank0(lambda: stack.enter_context(claim_folder(run_recipe, out, resume))))
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(deterministic_mode(run_recipe.train.deterministic))
         try:
             trainer = trainer_for(run_recipe, run_data, device, ranks)
             # within the loop, the bar of the run shows how far it is
-            with begin_run(trainer, run_data, folder, resume, init, reporter) as loop, report_to(Reporter()):
+            with Pretraining(trainer, run_data, folder, resume, init, reporter) as loop, report_to(Reporter()):
                 loop.run()
             if better_start := ranks.on_rank0(folder.compare_with_start):
                 reporter.warn(better_start)
             encoder = trainer.model.copy_encoder(run_recipe)
         except (RuntimeError, MemoryError) as error:
+            if is_compiler_error(error):
+                raise BadInput(f"the step could not be compiled ({reason(error)}); set train.compile=false") from None
             if not is_out_of_memory(error):
                 raise
             raise BadInput(
@@ -275,31 +276,25 @@ def open_given(recipe: Recipe, data: Any) -> Data | None:
     return prepare_data(source_from_images(*split_labels(data, spec, channels), spec, channels), spec)
 
 
-def name_source(recipe: Recipe | None, data: Data | None) -> Recipe | None:
-    """The recipe with the source that opened data come from."""
-    if recipe is None or data is None or "source" not in data.summary:
-        return recipe
-    source, joined = str(data.summary["source"]), data.summary.get("joined", ())
-    return replace(recipe, data=replace(recipe.data, source=source, joined=tuple(joined)))  # type: ignore[arg-type]
-
-
 # --- the recipe of the run --------------------------------------------------------------------------------------------
 
 
 def settle_recipe(
     recipe: Recipe | None, data: Data | None, folder: RunFolder, resume: bool, init: Path | str | None
-) -> Recipe:
-    """The recipe of the run: that of recipe.json if the run is resumed, else the resolved one. Nothing is written."""
+) -> tuple[Recipe, Run | None]:
+    """The recipe of the run: that of recipe.json if it is resumed, else the resolved one; and the run if it has ended.
+
+    Nothing is written.
+    """
     recipe = None if recipe is None else validated_recipe(recipe)  # one made in Python is not validated yet
-    folder.check_links()
-    if resume and folder.has_run:
-        return continued_recipe(folder, recipe)
     folder.check_free(resume)  # before the data are read, which may take an hour
+    if resume and folder.has_run:
+        return continued_recipe(folder, recipe), read_finished_run(folder)
     if recipe is None:
         raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
     for source in recipe.data.all_sources:
         check_out_folder(source, folder.path)
-    return resolve(recipe, data, init)
+    return resolve(recipe, data, init), None
 
 
 def resolve(recipe: Recipe, data: Data | None = None, init: Path | str | None = None) -> Recipe:
@@ -323,22 +318,21 @@ def resolve(recipe: Recipe, data: Data | None = None, init: Path | str | None = 
     return with_short_side(resolved)
 
 
-# --- resuming and extending -------------------------------------------------------------------------------------------
-
-
 # --- folder, process, data --------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def lock_run_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Iterator[Path]:
-    """Make and lock the folder of this run."""
+def claim_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Iterator[Path]:
+    """Make and lock the folder of this run; without `out`, the next one that no other run takes at the same time."""
     folder = run_folder_for(recipe, out)
-    folder.create()
-    while out is None and not folder.created:  # another run has made this folder in the meantime
-        folder = run_folder_for(recipe, out)
-        folder.create()
-    with folder.lock():
-        folder.check_free(resume)  # again: another run may have started here while the data were read
+    while out is None:
+        make_folder(folder.path.parent)
+        try:
+            folder.path.mkdir()
+            break
+        except FileExistsError:
+            folder = run_folder_for(recipe, out)
+    with folder.claim(resume, is_new=out is None):
         yield folder.path
 
 

@@ -1,8 +1,9 @@
-"""A run in memory: the model, the inputs of the step, prefetched batches, and the step in its fastest form."""
+"""A run in memory: what it learns and saves, the step in its fastest form, prefetched batches, and bad numbers."""
 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,19 +13,23 @@ import torch
 from torch import Tensor
 
 from supancl.config import FREE_IN_A_SHARED_STEP, fields_marked, flattened
+from supancl.core.encoders import Encoder
+from supancl.core.methods import assemble
 from supancl.data.feed import Feed
+from supancl.data.order import derive_seed
 from supancl.data.splits import Data
+from supancl.data.views.specs import Crops
 from supancl.distributed import SINGLE_PROCESS, Ranks
+from supancl.distributed.norms import synchronize_norms
 from supancl.errors import BadInput
 from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import has_plugin_section
 from supancl.recipes.recipe import fixed_settings
-from supancl.training.inputs import FiniteCheck, StepInputs, checks_every_step
-from supancl.training.model import Model
+from supancl.reporter import current_reporter
 from supancl.training.monitor import Monitor
-from supancl.training.speed import CapturedStep, Compilation, is_compiler_error
-from supancl.training.step import Step
+from supancl.training.speed import CapturedStep, compile_step, compiler_failure, optimize_for_cuda
+from supancl.training.step import Step, StepInputs
 
 
 class Trainer:
@@ -37,9 +42,11 @@ class Trainer:
         pairs = 0 if labels.has_one_each else labels.classes.shape[1]
         self.model = Model(recipe, len(data.classes), device, ranks, pairs)
         self.feed = Feed(self.inputs.images, self.inputs.local_positions, device, self.inputs.schedule.steps)
-        self.finite = FiniteCheck(recipe, self.model, self.inputs)
         may_replay = can_replay(recipe, device, ranks, self.feed)
-        self.compilation = Compilation(bool(recipe.train.compile), ranks)
+        failure = compiler_failure(device) if recipe.train.compile else ""
+        if failure:
+            current_reporter().warn(f"nothing can be compiled ({failure}); continuing at about 0.6 of the speed")
+        self.compiles = bool(recipe.train.compile) and not failure
         self.captured = CapturedStep(self._build_step(may_replay), device, may_replay)
         self._start(data)
 
@@ -49,8 +56,10 @@ class Trainer:
         self.skipped_steps: list[int] = []  # without a finite loss
 
     def _build_step(self, may_replay: bool) -> Step:
-        step = Step(self.recipe, self.model, self.inputs, self.finite, self.ranks, cache_casts=not may_replay)
-        return self.compilation.compile(step)
+        step = Step(self.recipe, self.model, self.inputs, self.is_finite, self.ranks, cache_casts=not may_replay)
+        if self.compiles:
+            compile_step(step, self.ranks)
+        return step
 
     def restart(self, recipe: Recipe, data: Data) -> None:
         """Begin another run with the same step and tensors (`share_step`)."""
@@ -59,7 +68,7 @@ class Trainer:
         self.inputs.restart(recipe, data)
         self.feed = Feed(self.inputs.images, self.inputs.local_positions, self.device, self.inputs.schedule.steps)
         self._start(data)
-        self.captured.replace_step(self._build_step(self.captured.may_replay))
+        self.captured.step = self._build_step(self.captured.may_replay)  # a captured one is still replayed
         if self.captured.replay is None:
             self.captured.forget()  # try to capture again, and report a failure again
 
@@ -76,22 +85,10 @@ class Trainer:
     def advance(self) -> Tensor | None:
         """Take the next step and return its targets z2; None, without counting the step, if its loss is not finite."""
         self.inputs.move_to(self.step)
-        batch = self.next_batch()
-        snapshot = self.finite.snapshot_buffers()
-        failure = ""
-        try:
-            targets = self.captured(batch) if self.captured.may_replay else self.captured.step(batch)
-        except Exception as error:
-            # several ranks have exchanged data by now, so none can repeat the step
-            if not self.compilation.enabled or self.ranks.size > 1 or not is_compiler_error(error):
-                raise
-            failure = reason(error)
-        if failure:  # not within `except`: its traceback would hold the tensors of the failed step
-            self.finite.restore(snapshot)
-            self.fall_back_to_eager(failure)
-            targets = self.captured(batch)
+        snapshot = self.snapshot_buffers()
+        targets = self.captured(self.next_batch())
         if targets is None:
-            self.finite.restore(snapshot)
+            restore(snapshot)
         else:
             self.step += 1
             self.inputs.mark_step_done()
@@ -101,19 +98,31 @@ class Trainer:
         """The pixels of the next step; None if they are on the device."""
         return None if self.feed.is_resident else self.feed.batch(self.step)
 
-    def fall_back_to_eager(self, failure: str) -> None:
-        """Run this step and all following ones uncompiled."""
-        self.compilation.disable()
-        self.compilation.failures.append(
-            f"the step could not be compiled ({failure}); continuing uncompiled, at about 0.6 of the speed"
-        )
-        self.captured.replace_step(self._build_step(self.captured.may_replay))
-
     def capture(self) -> None:
         """Record the next step without taking it. Raises the libraries' error if that fails."""
         batch = self.next_batch()
         self.feed.close()  # no other thread may use the GPU while a step is recorded; it reopens automatically
         self.captured.capture(self.model.generator, batch)
+
+    # --- losses that are not finite -----------------------------------------------------------------------------------
+
+    def is_finite(self, losses: Tensor) -> bool:
+        """Check the loss and gradients of a step: on the host, or by noting the first bad step on the device."""
+        gradients = [p.grad for p in self.model.branches.parameters() if p.grad is not None]
+        finite = torch.isfinite(losses).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
+        if checks_every_step(self.recipe, self.device):
+            return bool(finite)
+        first, step = self.inputs.first_nonfinite_step, self.inputs.step_tensor
+        first.copy_(torch.where((first < 0) & ~finite, step, first))
+        return True
+
+    def snapshot_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Copy what a forward pass (norm statistics) or the released code's EMA changes, to undo a step."""
+        branches = self.model.branches
+        if self.recipe.train.on_nan != "skip":
+            return []
+        early = branches.target_parameters() if self.recipe.compat == "released-code" else ()
+        return [(value, value.clone()) for value in (*branches.buffers(), *early)]
 
     # --- what a checkpoint holds --------------------------------------------------------------------------------------
 
@@ -129,14 +138,11 @@ class Trainer:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        if state.get("recipe") != self.recipe.name:
-            raise BadInput(
-                f"the checkpoint is of recipe {state.get('recipe')!r}, this run is {self.recipe.name!r}; "
-                "choose another out"
-            )
         try:
+            if state["recipe"] != self.recipe.name or state["step"] not in range(self.steps + 1):
+                raise ValueError(f"it is of step {state['step']} of {state['recipe']}")
             self.model.load(state)
-            self.step, self.skipped_steps = self._checked_step(state["step"]), list(map(int, state["bad_steps"]))
+            self.step, self.skipped_steps = state["step"], list(map(int, state["bad_steps"]))
             self.inputs.sums.copy_(state["interval"])
             self.monitor.load(state["monitor"])
         except (LookupError, RuntimeError, ValueError, AttributeError, TypeError, OverflowError) as error:
@@ -147,16 +153,145 @@ class Trainer:
         self.inputs.invalidate()
         self.captured.forget()
 
-    def _checked_step(self, step: Any) -> int:
-        if not isinstance(step, int) or not 0 <= step <= self.steps:
-            raise ValueError(f"step {step!r} of {self.steps}")
-        return step
+
+@torch.no_grad()
+def restore(snapshot: list[tuple[Tensor, Tensor]]) -> None:
+    for value, old in snapshot:
+        value.copy_(old)
+
+
+def checks_every_step(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the host checks every loss. On a GPU it has to wait for each, so only if bad steps are skipped."""
+    return device.type == "cpu" or recipe.train.on_nan == "skip"
 
 
 def can_replay(recipe: Recipe, device: torch.device, ranks: Ranks, feed: Feed) -> bool:
     """Whether a step can be recorded: on one GPU, without a check of each loss, with batches of one shape."""
     requested = device.type == "cuda" and bool(recipe.train.replay) and ranks.size == 1
     return requested and not checks_every_step(recipe, device) and feed.has_one_shape
+
+
+# --- what is learned and saved ----------------------------------------------------------------------------------------
+
+
+class Model:
+    """Branches, pool, optimizer and generator of one run, on its device."""
+
+    def __init__(self, recipe: Recipe, classes: int, device: torch.device, ranks: Ranks, pairs: int = 0) -> None:
+        """`pairs` is the number of labels per image, 0 for one of weight 1."""
+        self.device, self.pairs = device, pairs
+        torch.manual_seed(recipe.train.seed)
+        self.branches, self.pool = _assemble(recipe, classes, ranks, pairs)
+        for encoder in (self.branches.encoder, self.branches.target_encoder):
+            if isinstance(encoder, Encoder):
+                encoder.freeze_norm = recipe.optimizer.freeze_norm
+                encoder.train()
+        self.branches.to(device)
+        if self.pool is not None:
+            self.pool.to(device)
+        if device.type == "cuda":
+            self.branches.to(memory_format=torch.channels_last)
+            optimize_for_cuda(self.branches)
+            if not isinstance(recipe.views, Crops) or recipe.views.local is None:
+                self.branches.join_views()
+        if ranks.size > 1 and recipe.train.sync_norm:
+            synchronize_norms(self.branches, device)
+        self.ddp_branches = ranks.wrap_in_ddp(self.branches, device, recipe.train.gradients)
+        self.optimizer = build_optimizer(recipe, self.branches, device)
+        self.generator = torch.Generator(device).manual_seed(derive_seed(recipe.train.seed, 2))
+
+    def restart(self, recipe: Recipe, classes: int, ranks: Ranks) -> None:
+        """Begin another run in the same tensors, because a captured step reads them."""
+        torch.manual_seed(recipe.train.seed)
+        branches, pool = _assemble(recipe, classes, ranks, self.pairs)
+        self.branches.load_state_dict(branches.state_dict())
+        self.branches.train()
+        if self.pool is not None and pool is not None:
+            self.pool.load_state_dict(pool.state_dict())
+        for parameter_state in self.optimizer.state.values():
+            for value in parameter_state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+        self.generator.manual_seed(derive_seed(recipe.train.seed, 2))
+
+    def copy_encoder(self, recipe: Recipe) -> Encoder:
+        """A copy of the encoder for users: with torch's layers, in eval mode, sharing no tensors."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            encoder = recipe.encoder.build()
+        encoder.load_state_dict(self.branches.encoder.state_dict())
+        return encoder.to(self.device).eval()
+
+    def weights_are_finite(self) -> bool:
+        """Checked before a checkpoint is written."""
+        weights = [p.detach() for p in self.branches.parameters()]
+        return bool(torch.isfinite(torch.nn.utils.get_total_norm(weights, norm_type=math.inf)))
+
+    def push_targets(self, targets: Tensor, labels: Tensor) -> None:
+        if self.pool is not None:
+            self.pool.push(targets, labels)
+
+    def state(self) -> dict[str, Any]:
+        optimizer = self.optimizer.state_dict()
+        for group in optimizer["param_groups"]:
+            group["lr"] = float(group["lr"])
+        return {
+            "branches": self.branches.state_dict(),
+            "pool": None if self.pool is None else self.pool.state_dict(),
+            "optimizer": optimizer,
+            "rng": {
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+                "views": self.generator.get_state(),
+            },
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.branches.load_state_dict(state["branches"])
+        if self.pool is not None:
+            self.pool.load_state_dict(state["pool"])
+        self._load_optimizer(state["optimizer"])
+        torch.set_rng_state(state["rng"]["torch"])
+        self.generator.set_state(state["rng"]["views"])
+        if self.device.type == "cuda" and state["rng"]["cuda"] is not None:
+            torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
+
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        """Load the state but keep how this optimizer computes: fused, with rates on the device."""
+        local_settings = [
+            {key: group[key] for key in ("lr", "fused", "capturable") if key in group}
+            for group in self.optimizer.param_groups
+        ]
+        groups = [{**saved, **local} for saved, local in zip(state["param_groups"], local_settings, strict=True)]
+        self.optimizer.load_state_dict({**state, "param_groups": groups})
+        for group, local in zip(self.optimizer.param_groups, local_settings, strict=True):
+            group["lr"] = local["lr"]
+
+
+def _assemble(recipe: Recipe, classes: int, ranks: Ranks, pairs: int) -> Any:
+    return assemble(
+        recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(classes, 1), ranks, pairs
+    )
+
+
+def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """Two groups: encoder and projector, whose rate decays, and the predictor, whose rate may be constant.
+
+    With optimizer.encoder_lr_scale, the encoder is a third one.
+    Rates are tensors on the device, which `StepInputs.set_rates` fills and the fused kernels read.
+    """
+    spec = recipe.optimizer
+    members: list[list[Tensor]] = [[], [], *[[]] * (spec.encoder_lr_scale != 1)]
+    for name, parameter in branches.named_parameters():
+        if parameter.requires_grad:
+            is_scaled = name.startswith("encoder.") and len(members) == 3
+            members[2 if is_scaled else int(name.startswith("predictor."))].append(parameter)
+    groups = [{"params": params, "lr": torch.zeros((), device=device)} for params in members]
+    if spec.name == "adamw":
+        betas = (spec.momentum, 0.999)  # "a momentum of 0.9": App. G
+        return torch.optim.AdamW(
+            groups, betas=betas, weight_decay=spec.weight_decay, fused=True, capturable=device.type == "cuda"
+        )
+    return torch.optim.SGD(groups, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
 
 
 # --- one captured step for several runs -------------------------------------------------------------------------------
@@ -209,7 +344,7 @@ def can_share_step(trainer: Trainer, recipe: Recipe) -> bool:
     alphas = [flattened(spec).get("loss.alpha") for spec in (trainer.recipe, recipe)]
     if trainer.inputs.alpha is None and alphas[0] != alphas[1]:
         return False
-    if trainer.compilation.enabled != bool(recipe.train.compile):  # compiling has failed
+    if trainer.compiles != bool(recipe.train.compile):  # compiling has failed
         return False
     fixed = []
     for spec in (trainer.recipe, recipe):

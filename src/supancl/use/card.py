@@ -191,7 +191,12 @@ def _training(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, str]]:
     recipe, run = evaluated.recipe, evaluated.run
     assert recipe is not None
     assert run is not None
-    data, versions, start, train = run.read_data()[0], run.read_versions(), run.read_init(), recipe.train
+    data, versions, start, train = (
+        run.read_data()[0],
+        run.read("versions", dict[str, str]()),
+        run.read_init(),
+        recipe.train,
+    )
     yield "Data", " + ".join(data_name(source) for source in recipe.data.all_sources)
     counts = (key for key in ("train", "labelled", "held_out", "classes") if key in data)
     yield "Images", ", ".join(f"{key}: {data[key]}" for key in counts)

@@ -16,7 +16,7 @@ from supancl.errors import BadInput
 from supancl.files import did_you_mean_path, make_folder
 from supancl.reporter import say, track
 from supancl.reports.page import page_output, picture_output
-from supancl.runs.listing import find_runs
+from supancl.runs.folder import find_runs
 from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source
 
 if TYPE_CHECKING:

@@ -1,12 +1,11 @@
 """Valid files changed at random: each is accepted, or refused with one line; anything else is a fault.
 
-python -m tests.faults.fuzz [--count 2000] [--seed 0] [--kind KIND]
+python -m tests.long.fuzz [--count 2000] [--seed 0] [--kind KIND]
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import io
 import json
@@ -14,7 +13,6 @@ import os
 import random
 import struct
 import tarfile
-import tempfile
 import traceback
 import warnings
 from collections import Counter
@@ -27,13 +25,13 @@ import numpy as np
 import torch
 
 from supancl import BadInput, load_encoder, recipe
-from supancl.cli import main
 from supancl.config import parse_value
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_tensors
 from supancl.runs.encoder_file import load_projector
 from supancl.runs.folder import RunFolder
+from tests.faults.commands import TRAIN, base_folder, new_folder, ok
 from tests.files import picture
 
 Reader = Callable[[random.Random], object]  # changes a file and reads it
@@ -42,9 +40,6 @@ ODD: tuple[Any, ...] = (
     "\x1b[2K", "\ud800", [], {}, [[]], {"": 0}, [1, 2], ["a", None],
 )  # fmt: skip
 NESTED = ("[" * 5000, "[" * 900 + "]" * 900, '{"a":' * 300 + "1" + "}" * 300, "9" * 5000)
-TRAIN = ("--epochs", "1", "--batch-size", "8", "--device", "cpu", "--set", "encoder.width=8", "--set", "pool.size=16",
-         "--set", "data.limit=24", "--set", "heads.projector.hidden=[16]", "--set", "heads.projector.out=16",
-         "--set", "heads.predictor.hidden=[8]")  # fmt: skip
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
@@ -110,38 +105,13 @@ def change_json(content: Any, chance: random.Random) -> str:
 
 # --- a valid run ------------------------------------------------------------------------------------------------------
 
-_holders: list[tempfile.TemporaryDirectory[str]] = []
-
-
-@cache
-def base_folder() -> Path:
-    """A folder that is removed when the process ends."""
-    memory = "/dev/shm"
-    _holders.append(tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
-    return Path(_holders[-1].name)
-
-
-def new_folder(name: str) -> Path:
-    folder = base_folder() / name
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-def quiet_main(*arguments: object) -> int:
-    """The exit code of a command; what it prints is dropped."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        try:
-            return main([str(argument) for argument in arguments])
-        except SystemExit as leaving:
-            return int(leaving.code or 0)
-
 
 @cache
 def valid_run() -> Path:
     """A finished and evaluated run."""
     run = base_folder() / "run"
-    assert quiet_main("pretrain", "digits.supsiam", *TRAIN, "--out", run) == 0
-    assert quiet_main("evaluate", "variance", run) == 0
+    ok("pretrain", "digits.supsiam", *TRAIN, "--out", run)
+    ok("evaluate", "variance", run)
     return run
 
 
@@ -153,10 +123,9 @@ def read_recipe(chance: random.Random) -> None:
     folder = RunFolder(new_folder("recipes"))
     content.pop("digest")
     folder.recipe_file.write_text(change_json(content, chance))
-    folder.read_plugins()
     changed, _ = folder.read_recipe()
-    folder.read_versions()
-    folder.record_setting(changed, "train", "on_nan")
+    folder.read("versions", {})
+    folder.record_settings(changed, ["train.on_nan"])
 
 
 def set_fields(chance: random.Random) -> None:

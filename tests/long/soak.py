@@ -1,6 +1,6 @@
 """An hour of work in two processes, whose memory and handles must stay flat.
 
-    python -m tests.faults.soak [--minutes 60]
+    python -m tests.long.soak [--minutes 60]
 
 One process calls commands again and again: it trains, resumes, evaluates, writes features, looks at images and is given
 bad input. The other is a single training that decodes its images anew in every epoch. Memory, open files and threads
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from supancl.runs.folder import RunFolder
-from tests.faults.fuzz import quiet_main
+from tests.faults.commands import say
 from tests.files import TINY, class_folders
 
 EVERY = 30.0  # seconds
@@ -91,7 +91,7 @@ def work(place: Path, number: int) -> None:
         ("evaluate", "knn", place / "missing"),
         ("recipes", "digits.byol"),
     ):
-        assert quiet_main(*words) in (0, 2), words
+        assert say(*words).code in (0, 2), words
     assert RunFolder(run).metrics()
     for path in (run, place / "features.npz", place / "sheet.png"):
         if path.is_dir():
