@@ -21,7 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from supancl.config import LARGEST_COUNT, parse_json, to_json
+from supancl.config import LARGEST_COUNT, to_json
 from supancl.core.encoders import Encoder
 from supancl.core.specs import EncoderSpec
 from supancl.data.from_python import is_missing, keep_missing
@@ -31,7 +31,7 @@ from supancl.data.splits import Data, DataSpec, Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.specs import Masks
 from supancl.errors import BadInput, Interrupted, did_you_mean
-from supancl.files import Output, is_as_written, read_text, reason, write_sealed_json
+from supancl.files import Output, is_as_written, read_json, write_sealed_json
 from supancl.recipes import Recipe, recipe, recipe_from_json
 from supancl.recipes.auto import METHODS, TO_BE_CHOSEN
 from supancl.recipes.shorthands import with_settings
@@ -46,6 +46,8 @@ FIT_TO_VECTORS = ("train.batch_size", "train.epochs", "schedule.warmup_epochs", 
 MAX_WIDTH = 128  # of the features of vectors, as in the toy study
 # nothing is held out of what `fit` gets; its run folder is temporary, so it needs no checkpoints
 ALWAYS = {"data.holdout": 0.0, "train.keep": "none", "train.checkpoint_epochs": LARGEST_COUNT}
+FILE, VERSION = "estimator.json", 2
+FITTED = ("method_", "classes_", "n_features_in_", "feature_names_in_", "_center", "_scale", "_short_side")
 COLLAPSED = "the features collapsed; try a lower learning rate, settings={'lr': ...}"
 
 
@@ -137,26 +139,40 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """Write a folder that `ImageEncoder.load` reads: encoder.safetensors, which every command takes, and
         estimator.json."""
         check_is_fitted(self)
-        names = ("method_", "n_features_in_", "feature_names_in_", "_center", "_scale", "_short_side")
-        fitted = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        parameters = self.get_params()
+        output, names = Output(Path(folder), setting="folder").check(), [name for name in FITTED if hasattr(self, name)]
         content = {
-            "parameters": parameters,
-            "fitted": fitted,
-            "classes": self.classes_,
+            "version": VERSION,
+            "parameters": self.get_params(),
+            "fitted": {name: getattr(self, name) for name in names},
             "recipe": to_json(self.recipe_),
         }
-        return write_estimator(Path(folder), self.encoder_, content)
+        try:
+            plain = json.loads(json.dumps(content, default=_to_plain))
+        except TypeError as error:
+            raise BadInput(f"a parameter of the estimator cannot be written as JSON ({error})") from None
+        classes, side = tuple(map(str, self.classes_)), plain["fitted"]["_short_side"]
+        with output.folder() as new:
+            save_encoder(new / "encoder.safetensors", self.encoder_, classes, self.recipe_.name, side)
+            write_sealed_json(new / FILE, plain)
+        return Path(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> ImageEncoder:
         """The fitted estimator that `save` wrote to this folder."""
-        encoder, content = read_estimator(Path(folder))
-        estimator = cls(**content["parameters"])
-        estimator.encoder_, estimator._n_features_out = encoder, encoder.width
-        estimator.classes_, estimator.recipe_ = content["classes"], content["recipe"]
-        for name, value in content["fitted"].items():
+        file = Path(folder) / FILE
+        content = read_json(file)
+        if content.get("version") != VERSION or not is_as_written(content):
+            raise BadInput(f"{file} is damaged, missing or of another version; give what ImageEncoder.save wrote")
+        parameters, fitted = content["parameters"], content["fitted"]
+        shape = parameters.get("image_shape")
+        estimator = cls(**{**parameters, "image_shape": None if shape is None else tuple(shape)})
+        for name, value in fitted.items():
+            has_texts = isinstance(value, list) and any(isinstance(item, str) for item in value)
+            value = np.array(value, object if has_texts else None) if isinstance(value, list) else value
             setattr(estimator, name, value)
+        estimator.encoder_ = load_encoder(Path(folder))
+        estimator._n_features_out = estimator.encoder_.width
+        estimator.recipe_ = recipe_from_json(json.dumps({"recipe": content["recipe"]}), str(file))
         return estimator
 
     def __sklearn_tags__(self) -> Any:
@@ -310,50 +326,7 @@ def vector_data(rows: np.ndarray, labels: np.ndarray, requested: Recipe) -> Data
     return prepare_data(Source({"train": split}, classes), replace(requested.data, source=FROM_PYTHON))
 
 
-# --- saving -----------------------------------------------------------------------------------------------------------
-
-
-FILE = "estimator.json"
-VERSION = 1
-
-
-def write_estimator(folder: Path, encoder: Encoder, content: dict[str, Any]) -> Path:
-    """Write a fitted estimator to a new folder, and return it."""
-    output = Output(folder, setting="folder").check()
-    try:
-        text = json.dumps({**content, "version": VERSION}, default=_to_plain)
-    except TypeError as error:
-        raise BadInput(f"a parameter of the estimator cannot be written as JSON ({error}); use plain values") from None
-    classes, side = tuple(map(str, content["classes"])), content["fitted"].get("_short_side")
-    with output.folder() as new:
-        save_encoder(new / "encoder.safetensors", encoder, classes, content["recipe"]["name"], side)
-        write_sealed_json(new / FILE, json.loads(text))
-    return folder
-
-
 def _to_plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.tolist()
+    if isinstance(value, (Path, np.ndarray, np.generic)):
+        return str(value) if isinstance(value, Path) else value.tolist()
     raise TypeError(f"{type(value).__name__} {value!r}")
-
-
-def read_estimator(folder: Path) -> tuple[Encoder, dict[str, Any]]:
-    """What `write_estimator` wrote."""
-    file = folder / FILE
-    try:
-        content = parse_json(read_text(file))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{file} cannot be read ({reason(error)}); give a folder that ImageEncoder.save wrote") from None
-    if not isinstance(content, dict) or content.get("version") != VERSION or not is_as_written(content):
-        raise BadInput(f"{file} is damaged, was changed, or is of a newer version; save the estimator again")
-    content["recipe"] = recipe_from_json(json.dumps({"recipe": content["recipe"]}), str(file))
-    shape = content["parameters"].get("image_shape")
-    content["parameters"]["image_shape"] = None if shape is None else tuple(shape)
-    has_texts = any(isinstance(label, str) for label in content["classes"])
-    content["classes"] = np.array(content["classes"], dtype=object if has_texts else None)
-    for name, dtype in (("_center", None), ("_scale", None), ("feature_names_in_", object)):
-        if name in content["fitted"]:
-            content["fitted"][name] = np.array(content["fitted"][name], dtype)
-    return load_encoder(folder), content
