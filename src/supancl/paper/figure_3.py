@@ -70,59 +70,50 @@ class FigureRequest(NamedTuple):
     layer: str = "pooled"
 
 
-class PanelImages(NamedTuple):
-    """What one panel shows: the encoder, the features of the images, and the images' names."""
-
-    evaluated: EvaluatedEncoder
-    features: Features  # labels are positions in the figure's classes
-    images: list[str]
-    overlaps_training: bool
-
-
 def draw_figure(
     encoders: Sequence[EvaluatedEncoder], titles: Sequence[str], request: FigureRequest, out: Path
 ) -> dict[str, Any]:
     """Draw a panel for each encoder and write its numbers as JSON next to the figure; returns those numbers."""
     started = time.perf_counter()
-    panels: list[PanelImages] = []
+    panels: list[dict[str, Any]] = []
     groups: dict[str, list[str]] = {}
-    for evaluated in encoders:  # the classes are chosen from the first run's data
+    shown: tuple[list[str], list[int]] | None = None
+    for evaluated, title in zip(encoders, titles, strict=True):  # the classes are chosen from the first run's data
         evaluation = open_evaluation_data(evaluated, request.data, request.split)
-        source = resolve_source(evaluated, request.data)
-        groups = groups or choose_classes(evaluation.data.classes, source, request.classes, request.groups)
+        source, names = resolve_source(evaluated, request.data), evaluation.data.classes
+        groups = groups or choose_classes(names, source, request.classes, request.groups)
         classes = [name for members in groups.values() for name in members]
         positions = {group: [classes.index(name) for name in members] for group, members in groups.items()}
         class_styles(positions)  # more classes than colours are refused before features are taken
-        ids = [evaluation.data.classes.index(name) if name in evaluation.data.classes else -2 for name in classes]
+        ids = [names.index(name) if name in names else -2 for name in classes]
         if missing := [name for name, label in zip(classes, ids, strict=True) if label not in evaluation.images.labels]:
-            raise BadInput(
-                f"{evaluated.location}: no image of class {missing[0]!r} in {evaluation.taken_from}; choose other "
-                "classes, or another split"
-            )
+            raise BadInput(f"{evaluated.location}: no image of class {missing[0]!r} in {evaluation.taken_from}")
         images = evaluation.images.take(choose_images(evaluation.images, ids, request.per_class, request.seed))
         features = evaluated.features(images)
         labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
         overlaps = request.split == "train" or warn_if_trained_on(evaluated, source, evaluation.drawn_from)
-        names = images.names_at(torch.arange(len(images)))
-        panels.append(PanelImages(evaluated, Features(features.values, labels), names, overlaps))
-        check_same_images(panels[0], panels[-1], request.split)
-    titles = panel_titles(encoders, titles)
-    rows = [panel_row(title, panel, request.seed) for title, panel in zip(titles, panels, strict=True)]
-    labels = panels[0].features.labels
-    drawn = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in rows]
+        paths = images.names_at(torch.arange(len(images)))
+        same = [Path(name).name for name in paths], labels.tolist()
+        if shown not in (None, same):
+            raise BadInput(f"{evaluated.location} would show other images than the first; name data with a test split")
+        shown = same
+        row = measure_panel(evaluated, Features(features.values, labels), request.seed)
+        panels.append({"title": title or method_title(evaluated), **row, "overlaps_training": overlaps})
+    for panel, own in zip(panels, [panel["title"] for panel in panels], strict=True):
+        if [other["title"] for other in panels].count(own) > 1:
+            panel["title"] = f"{own} ({Path(panel['encoder']).name})"
+    drawn = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in panels]
     class_titles = [CLASS_TITLES.get(name, name).replace("_", " ") for name in classes]
     draw_panels(drawn, class_titles, out, positions, PAGE)
     group_of = {name: group for group, members in groups.items() for name in members}
+    described = zip(classes, class_titles, strict=True)
     result = {
         "figure": "3",
         "out": str(out),
         "data": absolute_source(resolve_source(encoders[0], request.data)),
-        "classes": [
-            {"name": name, "title": title, "group": group_of[name] or None}
-            for name, title in zip(classes, class_titles, strict=True)
-        ],
+        "classes": [{"name": name, "title": title, "group": group_of[name] or None} for name, title in described],
         "labels": labels.tolist(),
-        "images": panels[0].images,
+        "images": paths,
         "settings": {
             "split": request.split,
             "per_class": request.per_class,
@@ -132,7 +123,7 @@ def draw_figure(
             "view": "margin",
             "perplexity": perplexity(len(labels)),
         },
-        "panels": rows,
+        "panels": panels,
         "seconds": round(time.perf_counter() - started, 2),
         "commit": commit(),
         "versions": versions() | {name: version(name) for name in ("scikit-learn", "matplotlib")},
@@ -141,30 +132,10 @@ def draw_figure(
     return result
 
 
-# --- panels -----------------------------------------------------------------------------------------------------------
-
-
 def panel_note(row: Mapping[str, Any]) -> str:
     if math.isnan(row["ratio"]):
         return "one image per class: k-NN and S_W/S_T are not measurable"
     return f"{row['k']}-NN {row['knn']:.1f}%, S_W/S_T {row['ratio']:.2f}"
-
-
-def panel_titles(encoders: Sequence[EvaluatedEncoder], requested: Sequence[str]) -> list[str]:
-    """The requested titles, else method and alpha; equal titles get the seed or, if that is equal too, the folder."""
-    titles = [title or method_title(evaluated) for evaluated, title in zip(encoders, requested, strict=True)]
-    with_seed = [
-        title if evaluated.recipe is None else f"{title}, seed {evaluated.recipe.train.seed}"
-        for evaluated, title in zip(encoders, titles, strict=True)
-    ]
-    return [
-        title
-        if titles.count(title) == 1
-        else seeded
-        if with_seed.count(seeded) == 1
-        else f"{title} ({Path(evaluated.location).name})"
-        for title, seeded, evaluated in zip(titles, with_seed, encoders, strict=True)
-    ]
 
 
 def method_title(evaluated: EvaluatedEncoder) -> str:
@@ -177,20 +148,16 @@ def method_title(evaluated: EvaluatedEncoder) -> str:
     return name
 
 
-def panel_row(title: str, panel: PanelImages, seed: int) -> dict[str, Any]:
+def measure_panel(evaluated: EvaluatedEncoder, features: Features, seed: int) -> dict[str, Any]:
     """The numbers of one panel: the map's points, and k-NN and variance of the features themselves."""
-    recipe, features = panel.evaluated.recipe, panel.features
-    k = min(NEIGHBOURS, len(features.labels) - 1)
-    scatter = variance(features)
+    recipe, scatter, k = evaluated.recipe, variance(features), min(NEIGHBOURS, len(features.labels) - 1)
     return {
-        "title": title,
-        "encoder": panel.evaluated.location,
-        "weights": panel.evaluated.weights,
+        "encoder": evaluated.location,
+        "weights": evaluated.weights,
         "recipe": None if recipe is None else recipe.name,
         "method": None if recipe is None else recipe.method,
-        "alpha": recipe.loss.alpha if recipe is not None and isinstance(recipe.loss, Align) else None,
+        "alpha": None if recipe is None else getattr(recipe.loss, "alpha", None),
         "trained_with_seed": None if recipe is None else recipe.train.seed,
-        "overlaps_training": panel.overlaps_training,
         "k": k,
         "knn": knn_leave_one_out(features, k),
         "within": scatter.within,
@@ -211,27 +178,17 @@ def choose_classes(
     Unless some are asked for: the paper's classes if the data have all of them, else all if a figure can hold them.
     """
     if not requested and not grouped:
-        if all(match_class(name, names) for name in CLASS_TITLES):
-            grouped = {"dogs": list(DOGS), "birds": list(BIRDS)}
-        elif len(names) <= MAX_DEFAULT_CLASSES:
-            requested = names
-        else:
-            raise BadInput(
-                f"{source}: does not have the paper's 15 dog and 5 bird classes; choose from its {len(names)} classes "
-                f"with classes, such as {','.join(names[:3])}"
-            )
+        is_papers = all(match_class(name, names) for name in CLASS_TITLES)
+        grouped, requested = {"dogs": list(DOGS), "birds": list(BIRDS)} if is_papers else {}, () if is_papers else names
+        if len(requested) > MAX_DEFAULT_CLASSES:
+            raise BadInput(f"{source}: classes: {len(names)}; choose some with classes, such as {','.join(names[:3])}")
     groups = {group: [find_class(name, names, source) for name in members] for group, members in grouped.items()}
-    listed = [find_class(name, names, source) for name in requested]
     members = [name for group in groups.values() for name in group]
-    for name in members:
-        if (listed and name not in listed) or members.count(name) > 1:
-            raise BadInput(f"groups: {name!r} is in two groups, or not in classes; a class has one group")
-    others = [name for name in dict.fromkeys(listed) if name not in members]
-    if others:
-        groups["others" if groups else ""] = others
-    if len(members) + len(others) < 2:
-        raise BadInput(f"{source}: fewer than two classes to show; name two or more with classes")
-    return groups
+    listed = dict.fromkeys(find_class(name, names, source) for name in requested)
+    others = [name for name in listed if name not in members]
+    if len(set(members)) < len(members) or len(members) + len(others) < 2:
+        raise BadInput(f"{source}: name two or more classes, and none in two groups")
+    return groups | ({"others" if groups else "": others} if others else {})
 
 
 def match_class(name: str, class_names: Sequence[str]) -> str | None:
@@ -255,8 +212,7 @@ def match_class(name: str, class_names: Sequence[str]) -> str | None:
 def find_class(name: str, class_names: Sequence[str], source: str) -> str:
     match = match_class(name, class_names)
     if match is None:
-        spellings = {*class_names, *(CLASS_TITLES[other] for other in class_names if other in CLASS_TITLES)}
-        raise BadInput(f"{source}: no class {name!r}{did_you_mean(name, spellings)}")
+        raise BadInput(f"{source}: no class {name!r}{did_you_mean(name, class_names)}")
     return match
 
 
@@ -265,14 +221,3 @@ def choose_images(split: Split, labels: Sequence[int], per_class: int, seed: int
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
     shuffled = split.labels[order]
     return torch.cat([order[shuffled == label][:per_class] for label in labels]).sort().values
-
-
-def check_same_images(first: PanelImages, other: PanelImages, split: str) -> None:
-    """Refuse panels that would show different images."""
-    first_names, other_names = ([Path(name).name for name in panel.images] for panel in (first, other))
-    if first_names != other_names or not torch.equal(first.features.labels, other.features.labels):
-        raise BadInput(
-            f"{first.evaluated.location} and {other.evaluated.location} would show different images (split {split}), "
-            "because their data or held-out images differ; give data with a source that has a test split, and split "
-            "test"
-        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,20 +120,13 @@ def cell_rows(base: Recipe) -> Rows:
 # --- which recipes a study can vary -----------------------------------------------------------------------------------
 
 
-def check_alpha(base: Recipe) -> None:
-    if not isinstance(base.loss, Align) or base.heads.predictor is None or base.pool.kind == "none":
-        raise BadInput(f"{base.name} has no alpha, or no pool; use a supsiam or supbyol recipe")
-
-
-def check_supervised_target(base: Recipe) -> None:
-    if not isinstance(base.loss, Align) or base.heads.predictor is None or not base.loss.supervised:
-        raise BadInput(f"{base.name} has no supervised target to vary; use a SupSiam or SupBYOL recipe with alpha < 1")
-
-
-def check_pool(base: Recipe) -> None:
-    check_supervised_target(base)
-    if base.pool.kind not in ("queue", "class-queues"):
-        raise BadInput(f"{base.name}: {base.pool.kind!r} has no M targets to draw; set pool.kind=queue")
+def check_align(base: Recipe, pools: tuple[str, ...] = (), supervised: bool = True) -> None:
+    """Refuse a recipe that has no supervised target, or no pool of these kinds."""
+    loss = base.loss
+    fits = isinstance(loss, Align) and base.heads.predictor is not None and (loss.supervised or not supervised)
+    if not fits or (pools and base.pool.kind not in pools):
+        kinds = f" and pool.kind {' or '.join(pools)}" * bool(pools)
+        raise BadInput(f"{base.name}: this study varies SupSiam or SupBYOL with alpha < 1{kinds}; use such a recipe")
 
 
 def check_supcon(base: Recipe) -> None:
@@ -144,7 +138,7 @@ def check_supcon(base: Recipe) -> None:
 
 def check_cells(base: Recipe) -> None:
     """Refuse a recipe that has no four cells, or whose runs would stop before their verdict."""
-    check_supervised_target(base)
+    check_align(base)
     if base.train.on_collapse == "stop":
         raise BadInput("train.on_collapse = 'stop' would end a run before its k-NN is measured; leave it at warn")
     check_monitored(base)
@@ -163,7 +157,7 @@ STUDIES: dict[str, Study] = {
         "queue",
         {"pool.kind": "rows"},
         pool_fields,
-        check_supervised_target,
+        check_align,
         POOL_DESIGN,
         lambda row, recipe: row.replace("queues-", "queues "),
     ),
@@ -173,7 +167,7 @@ STUDIES: dict[str, Study] = {
         "M-all",
         {"loss.samples": "rows"},
         lambda base: {f"M-{samples or 'all'}": {"loss.samples": samples} for samples in (1, 4, 16, None)},
-        check_pool,
+        partial(check_align, pools=("queue", "class-queues")),
         POSITIVES,
         lambda row, recipe: row.removeprefix("M-"),
     ),
@@ -204,7 +198,7 @@ STUDIES: dict[str, Study] = {
         "alpha-0.5",
         {"loss.alpha": "rows"},
         lambda base: {f"alpha-{alpha:g}": {"loss.alpha": alpha} for alpha in (0.0, 0.2, 0.5, 0.8, 1.0)},
-        check_alpha,
+        partial(check_align, pools=("queue", "class-queues", "prototypes"), supervised=False),
         ALPHA,
         lambda row, recipe: row.removeprefix("alpha-"),
     ),
@@ -260,9 +254,16 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
     }
     images = data.test if on_test and data.test is not None else data.held_out
     title = f"{name} study of {base.name}, epochs: {base.train.epochs}, seeds: {sweep.seeds}"
-    table = study_table(result, f"{title}, images: {len(data.train)} training, {len(images)} {split}")
+    title += f", images: {len(data.train)} training, {len(images)} {split}"
+    cells = []
+    for entry in result["summary"]:
+        average, counts = study.average(entry["row"], base.name), [f"{entry[end]} of {entry['n']}" for end in ENDS]
+        paper = "" if average is None else f"{average:.2f}"
+        cells.append([entry["row"], *mean_cells(entry, MEASURES), *counts, paper])
+    columns = [study.title, *(title for title, _ in MEASURES.values()), *ENDS, f"paper: Avg, Table {study.table}"]
+    table = plain_table(title, columns, cells)
     remarks = "".join(f"\n- {line}" for line in result["differences"])
-    text = f"{table.caption}; {result['seconds']:.0f} s\n\n{to_markdown(replace(table, caption=''))}{remarks}\n"
+    text = f"{title}; {result['seconds']:.0f} s\n\n{to_markdown(replace(table, caption=''))}{remarks}\n"
     write_text(sweep.out / "study.md", text)
     write_json(sweep.out / "study.json", result)
     return result, table, runs
@@ -282,20 +283,6 @@ def measure_row(folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, 
 
 def mean_cells(entry: Result, titles: Mapping[str, tuple[str, int]]) -> list[str]:
     return [mean_text(entry[key], entry[f"{key}_half_interval"], places) for key, (_, places) in titles.items()]
-
-
-def study_table(result: Result, title: str) -> Table:
-    """Mean ± half a 95% interval, how many runs collapsed, and the paper's average over 11 data sets for the row."""
-    study = STUDIES[result["study"]]
-    ends = [end for end in ENDS if end == "collapsed" or any(entry[end] for entry in result["summary"])]
-    columns = [study.title, *(title for title, _ in MEASURES.values()), *ends, f"paper: Avg, Table {study.table}"]
-    rows = []
-    for entry in result["summary"]:
-        average = study.average(entry["row"], result["recipe"])
-        counts = [f"{entry[end]} of {entry['n']}" for end in ends]
-        paper = "" if average is None else f"{average:.2f}"
-        rows.append([entry["row"], *mean_cells(entry, MEASURES), *counts, paper])
-    return plain_table(title, columns, rows)
 
 
 # --- Table 8 ----------------------------------------------------------------------------------------------------------
