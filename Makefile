@@ -82,8 +82,8 @@ need-shared:
 	@test -n "$(SUPANCL_SHARED)" || { echo "make test-real needs SUPANCL_SHARED=FOLDER, the folder that holds data/ (real images)" \
 		"and paper/ (the paper's text)" >&2; exit 2; }
 
-screenshots: $(EXTRAS)  ## the pictures of pages in docs/figures: PHOTOS=FOLDER of class folders [START=timm:NAME]
-	OMP_NUM_THREADS=2 $(BIN)/python tests/browser/screenshots.py $(PHOTOS) $(if $(START),--start $(START))
+screenshots: $(EXTRAS)  ## the pictures of pages in docs/figures: PHOTOS=FOLDER of class folders START=timm:NAME
+	OMP_NUM_THREADS=2 $(BIN)/python tests/browser/screenshots.py $(PHOTOS) $(START)
 
 test-slow: $(READY)  ## the full forms of the studies, minutes each
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow tests/paper

@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from supancl import embed, knn_accuracy, linear_accuracy, open_data, pretrain, recipe, variance
 from supancl.reports import loss_curves, tsne_panels
 from supancl.reports.tables import plain_table, to_text
@@ -18,7 +16,6 @@ from supancl.runs.folder import next_folder
 
 LEFT_OUT = ["3", "5", "8", "9"]
 console = make_console(quiet=False, json_to_stdout=False)
-torch.set_num_threads(min(2, torch.get_num_threads()))
 short = {"train.epochs": int(sys.argv[1])} if len(sys.argv) > 1 else {}  # python examples/demo.py 1: one epoch
 
 started, out = time.perf_counter(), next_folder("demo")

@@ -1,6 +1,6 @@
 """SupSiam in a loop of Hugging Face Accelerate: python (or accelerate launch) examples/loop_accelerate.py"""
 
-import argparse
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from supancl import MLP, Align, Branches, Queue
 from supancl.probes import Features, knn_accuracy
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=10)
-epochs = parser.parse_args().epochs
+epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
 
 
 def augment(images):  # turn, scale and shift each image a little

@@ -1,6 +1,6 @@
 """SupSiam with plain DistributedDataParallel: torchrun --nproc-per-node 2 examples/loop_ddp.py (or python, for one)."""
 
-import argparse
+import sys
 
 import torch
 import torch.distributed as dist
@@ -13,9 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from supancl import MLP, Align, Branches, Queue
 from supancl.probes import Features, knn_accuracy
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=10)
-epochs = parser.parse_args().epochs
+epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
 alone = {} if dist.is_torchelastic_launched() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
 dist.init_process_group("gloo", **alone)  # on GPUs: nccl, and models, pool and batches on this rank's device
 rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -1,6 +1,6 @@
 """SupSiam as a LightningModule: python examples/loop_lightning.py"""
 
-import argparse
+import sys
 
 import lightning
 import torch
@@ -12,9 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from supancl import MLP, Align, Branches, Queue
 from supancl.probes import Features, knn_accuracy
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=10)
-epochs = parser.parse_args().epochs
+epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
 
 
 def augment(images):  # turn, scale and shift each image a little

@@ -32,7 +32,7 @@ from supancl.reports.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
 from supancl.reports.tables import Table, to_markdown
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "RESULTS.md", "docs/choosing.md", "docs/starts.md", *map(str, Path("docs").glob("results/*.md")))
+PAGES = ("RESULTS.md", "docs/starts.md", *map(str, Path("docs").glob("results/*.md")))
 TABLE = re.compile(r"(<!-- numbers: (.*?)\n-->\n)(?:\|[^\n]*\n)*(?=<!-- end numbers -->)", re.DOTALL)
 DECIMALS = {"ratio": 3, "within": 3, "total": 3, "ssl": 3, "sup": 3, "loss": 3, "std": 3, "rank": 2, "next": 2}
 VERDICTS = {"helps": "better", "hurts": "worse"}

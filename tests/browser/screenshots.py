@@ -1,15 +1,17 @@
-"""The pictures of our pages in docs/figures, of photographs: `make screenshots PHOTOS=FOLDER`, some minutes.
+"""The pictures of our pages in docs/figures: `make screenshots PHOTOS=FOLDER START=timm:NAME`, some minutes.
 
-    python tests/browser/screenshots.py PHOTOS [WORK] [--start timm:NAME]
+    python tests/browser/screenshots.py PHOTOS START [WORK]
 
-PHOTOS is a folder of class folders with some hundred photographs. Runs are kept in WORK, so that a second call only
-draws. docs/report.md, map.md, audit.md and choosing.md say what is shown.
+PHOTOS is a folder of class folders with some hundred photographs; most tutorials see FEW labels of each class. Their
+scripts are run in WORK, from which START's weight file is named; what is there already is only drawn.
+docs/figures/README.md says what is shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import html
 import os
 import shutil
 import subprocess
@@ -17,6 +19,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from selenium.webdriver import Keys
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -24,29 +27,35 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.browser.conftest import Browser
 
 ROOT = Path(__file__).resolve().parents[2]
-WRONG = 0.05  # of the labels of the audit's picture
+FEW, WRONG = 12, 0.05  # labels of a class; part of the labels of the audit's picture
+CARD = """<body style="margin:0;background:#e2e8f0;font:15px system-ui"><style>
+div{{position:absolute;border-radius:10px;overflow:hidden;background:#fff;box-shadow:0 1px 5px #64748b}}
+img{{display:block}}
+pre{{margin:0;padding:14px 18px;font:13.5px/1.5 ui-monospace,monospace;color:#e2e8f0;background:#0f172a;height:100%;
+white-space:pre-wrap}}</style>
+<div style="left:16px;top:16px;width:624px;height:214px"><pre>{terminal}</pre></div>
+<div style="left:16px;top:246px;width:624px;height:378px"><img src="audit-cards.png" width="624"></div>
+<div style="left:656px;top:16px;width:608px;height:608px"><img src="map-square.png" width="608"></div></body>"""
 
 
 class Studio:
     """A folder of runs and pages, and a browser to look at them with."""
 
-    def __init__(self, photos: Path, work: Path, figures: Path, start: str | None) -> None:
-        self.photos, self.work, self.figures, self.start = photos, work, figures, start
+    def __init__(self, start: str, work: Path) -> None:
+        self.start, self.work = start, work
         work.mkdir(parents=True, exist_ok=True)
         self.browser = Browser(work)
 
-    def supancl(self, *words: object) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SUPANCL_CACHE": str(self.work / "cache")}
-        command = [sys.executable, "-m", "supancl", *map(str, words)]
-        subprocess.run(command, cwd=self.work, env=environment, check=True)
+    def python(self, left: str, *words: object) -> None:
+        """Run Python in WORK, unless what it leaves is there."""
+        if not (self.work / left).exists():
+            environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SUPANCL_CACHE": str(self.work / "cache")}
+            subprocess.run([sys.executable, *map(str, words)], cwd=self.work, env=environment, check=True)
 
-    def pretrain(self, name: str, *words: object) -> None:
-        if not (self.work / name / "encoder.safetensors").exists():
-            start = ("--init", self.start) if self.start else ()
-            self.supancl("pretrain", "supsiam", *start, *words, "--device", "cpu", "--out", name)
-            self.supancl("evaluate", name, "--device", "cpu")
+    def tutorial(self, name: str, left: str, *words: str, photos: str = "photos") -> None:
+        self.python(left, ROOT / "examples" / f"{name}.py", photos, self.start, *words)
 
-    def draw(self, page: str, name: str, width: int, height: int) -> None:
+    def draw(self, page: str, picture: Path, width: int, height: int) -> None:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)  # of the page, without frame
         self.browser.open(self.work / page)
@@ -54,20 +63,39 @@ class Studio:
         if page.endswith("map.html"):
             self.browser.run("imageMap.focus(17)")
             self.browser.wait_for(lambda: self.browser.run("return imageMap.sprites.decoded.length > 0"))
-        if page.endswith("audit.html"):
+        if page.endswith("audit.html") and height > 600:
             self.browser.pointer().send_keys(Keys.ARROW_DOWN, "r", "r").perform()
         self.browser.wait_for(lambda: not self.browser.run("return document.getAnimations().length"))
-        self.browser.driver.save_screenshot(str(self.figures / name))
-        print(f"{name}: {(self.figures / name).stat().st_size / 1000:.0f} kB", flush=True)
+        self.browser.driver.save_screenshot(str(picture))
+        Image.open(picture).convert("RGB").quantize(256).save(picture, optimize=True)
+        print(f"{picture.name}: {picture.stat().st_size / 1000:.0f} kB", flush=True)
+
+    def predicted(self) -> str:
+        """What a terminal shows of `supancl predict`."""
+        (self.work / "labels.csv").unlink(missing_ok=True)
+        command = [sys.executable, "-m", "supancl", "predict", self.start, "--data", "photos"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(command, cwd=self.work, env=environment, check=True, text=True, capture_output=True)
+        lines = [line for line in done.stdout.splitlines() if "taking" not in line]
+        return "\n".join([f"$ supancl predict {self.start.partition('@')[0]} --data photos", *lines])
+
+
+def hide_labels(photos: Path, folder: Path) -> None:
+    """A copy in which all but FEW photographs of each class are in `unlabelled/`."""
+    for number, path in enumerate(sorted(photos.rglob("*.*"))):
+        is_labelled = len(list((folder / path.parent.name).glob("*"))) < FEW
+        target = folder / (path.parent.name if is_labelled else "unlabelled") / f"{number:04d}{path.suffix}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def write_wrong_labels(photos: Path, table: Path) -> None:
     """A table of the photographs in which some labels are wrong."""
-    images = sorted(path for path in photos.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
-    labels, random = np.array([path.parent.name for path in images]), np.random.default_rng(0)
-    chosen = random.permutation(len(labels))[: round(WRONG * len(labels))]
+    images = sorted(path.relative_to(table.parent) for path in photos.rglob("*.*"))
+    labels, random = np.array([path.parent.name for path in images], dtype=object), np.random.default_rng(0)
     names = sorted(set(labels))
-    labels[chosen] = [names[(names.index(labels[i]) + random.integers(1, len(names))) % len(names)] for i in chosen]
+    for i in random.permutation(len(labels))[: round(WRONG * len(labels))]:
+        labels[i] = names[(names.index(labels[i]) + random.integers(1, len(names))) % len(names)]
     with open(table, "w", newline="") as file:
         csv.writer(file).writerows([("path", "label"), *zip(images, labels, strict=True)])
 
@@ -75,26 +103,35 @@ def write_wrong_labels(photos: Path, table: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("photos", type=Path)
+    parser.add_argument("start")
     parser.add_argument("work", nargs="?", type=Path, default=ROOT / "runs" / "screenshots")
-    parser.add_argument("--start", help="trained weights, such as timm:resnet18")
-    parser.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures")
-    parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()
-    studio = Studio(args.photos.resolve(), args.work.resolve(), args.figures.resolve(), args.start)
+    work, figures = args.work.resolve(), ROOT / "docs" / "figures"
+    studio = Studio(args.start, work)
     try:
-        studio.pretrain("run", "--data", studio.photos, "--epochs", args.epochs)
-        studio.supancl("report", "run")
-        studio.draw("run/report.html", "report.png", 1200, 1500)
-        studio.supancl("map", "run")
-        studio.draw("run/map.html", "map.png", 1300, 760)
-        write_wrong_labels(studio.photos, studio.work / "labels.csv")
-        shutil.rmtree(studio.work / "audit", ignore_errors=True)
-        studio.supancl("audit", args.start or "run", "--data", "labels.csv", "--out", "audit")
-        studio.draw("audit/audit.html", "audit.png", 1200, 1000)
-        words = ("supsiam", "simsiam", "--data", studio.photos, "--epochs", args.epochs, "--seeds", 3)
-        if not (studio.work / "compared" / "comparison.html").exists():
-            studio.supancl("compare", *words, "--set", "encoder.width=16", "--device", "cpu", "--out", "compared")
-        studio.draw("compared/comparison.html", "comparison.png", 1200, 900)
+        if not (work / "all").exists():
+            shutil.copytree(args.photos, work / "all")
+            hide_labels(work / "all", work / "photos")
+            write_wrong_labels(work / "all", work / "wrong.csv")
+        studio.tutorial("label", "map.html")
+        studio.tutorial("clean", "audit/audit.html", photos="wrong.csv")
+        studio.tutorial("to_timm", "alike.jpg")
+        studio.tutorial("own_loss", "runs/power/report.html", "3")
+        studio.tutorial("adapt", "runs/adapted/report.html", "5")
+        studio.python("small", "-m", "supancl", "import", args.start, "--size", 96, "--out", "small")
+        studio.start = "small"  # a CPU is slow at 224 px
+        studio.tutorial("choose", "runs/choice/comparison.html", "5", "1", photos="all")
+        studio.start = args.start
+        studio.draw("map.html", figures / "map.png", 1300, 760)
+        studio.draw("audit/audit.html", figures / "audit.png", 1200, 1000)
+        studio.draw("runs/adapted/report.html", figures / "report.png", 1200, 1400)
+        studio.draw("runs/choice/comparison.html", figures / "comparison.png", 1200, 700)
+        studio.draw("runs/power/report.html", figures / "own-loss.png", 1200, 700)
+        shutil.copyfile(work / "alike.jpg", figures / "alike.jpg")
+        studio.draw("map.html", work / "map-square.png", 900, 900)
+        studio.draw("audit/audit.html", work / "audit-cards.png", 1000, 600)
+        (work / "readme.html").write_text(CARD.format(terminal=html.escape(studio.predicted())))
+        studio.draw("readme.html", figures / "readme.png", 1280, 640)
     finally:
         studio.browser.driver.quit()
 

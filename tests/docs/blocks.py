@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 RUN, NOT_RUN = ("bash", "python"), ("bash no-run", "python no-run")
-SHOWN = ("", "text", "console", "{toctree}")
+SHOWN = ("", "text", "console", "{toctree}", "{literalinclude}")
 # what sets up an environment: the caller has one already
 SETUP = re.compile(r"(\$\s+)?(pip install|python3? -m (venv|pip)|git clone|cd supancl$|(\.|source) .*activate$)")
 # what takes minutes, and what the tests run in its place

@@ -80,7 +80,7 @@ def test_the_readme_runs_in_a_copy_of_the_repository(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [block for page in PAGES for block in blocks_of(page)], ids=str)
 def test_every_block_is_run_or_marked(block: Block) -> None:
-    assert block.kind in (*RUN, *NOT_RUN, *SHOWN)
+    assert block.kind.partition(" .")[0] in (*RUN, *NOT_RUN, *SHOWN)
     if block.kind == "":
         assert not COMMAND.match(block.text), "open it with ```bash, ```bash no-run or, for usage, ```text"
     if block.kind == "python no-run":

@@ -31,7 +31,7 @@ torch.save(state, f"{out}/rank-{names['rank']}.pt")
 def run_example(name: str, monkeypatch: pytest.MonkeyPatch, epochs: int = 3) -> dict[str, Any]:
     """Run the file as a user does, in this process; returns its names."""
     file = ROOT / "examples" / f"loop_{name}.py"
-    monkeypatch.setattr(sys, "argv", [str(file), "--epochs", str(epochs)])
+    monkeypatch.setattr(sys, "argv", [str(file), str(epochs)])
     return runpy.run_path(str(file), run_name="__main__")
 
 
@@ -75,7 +75,7 @@ def test_two_ranks_have_the_same_pool_and_the_same_weights(tmp_path: Path) -> No
     record.write_text(RECORD)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    arguments = [str(record), str(ROOT / "examples" / "loop_ddp.py"), str(tmp_path), "--epochs", "2"]
+    arguments = [str(record), str(ROOT / "examples" / "loop_ddp.py"), str(tmp_path), "2"]
     done = subprocess.run([*launch, *arguments], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     # the ranks share a terminal, so a line of one may stand on the same line as one of the other
