@@ -1,4 +1,4 @@
-"""Failures that a user can meet, each with the exit code of the command line (docs/own-data.md)."""
+"""Failures that a user can meet, each with the exit code of the command line (docs/files.md)."""
 
 from __future__ import annotations
 

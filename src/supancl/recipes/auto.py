@@ -3,7 +3,7 @@
     supancl pretrain --data photos
 
 RULES is the whole of it: one row per setting, in the order in which they are chosen. A setting that the user names is
-left alone, and the rules after it see the user's value. docs/own-data.md shows how the rules were chosen.
+left alone, and the rules after it see the user's value. docs/measurements/auto.md shows how they were chosen.
 """
 
 from __future__ import annotations
