@@ -28,14 +28,14 @@ from tests.browser.conftest import Browser
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW, WRONG = 12, 0.05  # labels of a class; part of the labels of the audit's picture
-CARD = """<body style="margin:0;background:#e2e8f0;font:15px system-ui"><style>
+CARD = """<body style="margin:0;background:#e2e8f0"><style>
 div{{position:absolute;border-radius:10px;overflow:hidden;background:#fff;box-shadow:0 1px 5px #64748b}}
-img{{display:block}}
-pre{{margin:0;padding:14px 18px;font:13.5px/1.5 ui-monospace,monospace;color:#e2e8f0;background:#0f172a;height:100%;
+img{{display:block;width:100%}}
+pre{{margin:0;padding:12px 16px;font:13px/1.55 ui-monospace,monospace;color:#e2e8f0;background:#0f172a;height:100%;
 white-space:pre-wrap}}</style>
-<div style="left:16px;top:16px;width:624px;height:214px"><pre>{terminal}</pre></div>
-<div style="left:16px;top:246px;width:624px;height:378px"><img src="audit-cards.png" width="624"></div>
-<div style="left:656px;top:16px;width:608px;height:608px"><img src="map-square.png" width="608"></div></body>"""
+<div style="left:16px;top:16px;width:600px;height:158px"><pre>{terminal}</pre></div>
+<div style="left:16px;top:190px;width:600px;height:434px"><img src="head.png"><img src="cards.png"></div>
+<div style="left:632px;top:16px;width:632px;height:608px"><img src="map-square.png"></div></body>"""
 
 
 class Studio:
@@ -63,12 +63,15 @@ class Studio:
         if page.endswith("map.html"):
             self.browser.run("imageMap.focus(17)")
             self.browser.wait_for(lambda: self.browser.run("return imageMap.sprites.decoded.length > 0"))
-        if page.endswith("audit.html") and height > 600:
+        if page.endswith("audit.html"):
             self.browser.pointer().send_keys(Keys.ARROW_DOWN, "r", "r").perform()
         self.browser.wait_for(lambda: not self.browser.run("return document.getAnimations().length"))
         self.browser.driver.save_screenshot(str(picture))
-        Image.open(picture).convert("RGB").quantize(256).save(picture, optimize=True)
-        print(f"{picture.name}: {picture.stat().st_size / 1000:.0f} kB", flush=True)
+        if picture.parent != self.work:
+            Image.open(picture).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE).save(
+                picture, optimize=True
+            )
+            print(f"{picture.name}: {picture.stat().st_size / 1000:.0f} kB", flush=True)
 
     def predicted(self) -> str:
         """What a terminal shows of `supancl predict`."""
@@ -128,8 +131,11 @@ def main() -> None:
         studio.draw("runs/choice/comparison.html", figures / "comparison.png", 1200, 700)
         studio.draw("runs/power/report.html", figures / "own-loss.png", 1200, 700)
         shutil.copyfile(work / "alike.jpg", figures / "alike.jpg")
-        studio.draw("map.html", work / "map-square.png", 900, 900)
-        studio.draw("audit/audit.html", work / "audit-cards.png", 1000, 600)
+        studio.draw("map.html", work / "map-square.png", 936, 900)
+        studio.draw("audit/audit.html", work / "audit.png", 1200, 1000)
+        with Image.open(work / "audit.png") as audit:
+            audit.crop((30, 20, 1120, 200)).save(work / "head.png")
+            audit.crop((30, 410, 1170, 986)).save(work / "cards.png")
         (work / "readme.html").write_text(CARD.format(terminal=html.escape(studio.predicted())))
         studio.draw("readme.html", figures / "readme.png", 1280, 640)
     finally:
