@@ -174,4 +174,4 @@ def test_an_import_downwards_is_none(module, other):
 def test_a_private_name_of_another_room_is_a_fault():
     assert len(faults("supancl.cli.data", {("supancl.data.splits", "_held_out")})) == 1
     assert len(faults("supancl.cli.data", {("supancl.data._hidden", "x")})) == 1
-    assert faults("supancl.data.survey", {("supancl.data.splits", "_held_out")}) == []
+    assert faults("supancl.data.opening", {("supancl.data.splits", "_held_out")}) == []

@@ -338,9 +338,7 @@ CLAIMS = {
         {"train_images.npy": npy_header((10**6, 1000, 1000)) + bytes(10)},
         ("train_images", "shape"),
     ),
-    "in an array that is not needed": ({"notes.npy": npy_header((10**12,)) + bytes(10)}, ("notes", "shape")),
-    "objects": ({"notes.npy": npy_header((1,), "|O") + bytes(8)}, ("pickled", "never executed")),
-    "as many labels as it likes": ({"train_labels.npy": npy(np.zeros(10**5, np.int64))}, ("train_labels", "100000")),
+    "objects": ({"train_labels.npy": npy_header((4,), "|O") + bytes(32)}, ("pickled", "never executed")),
     "images of floats": ({"train_images.npy": npy(np.zeros((4, 8, 8)))}, ("train_images", "float64", "uint8")),
 }
 

@@ -149,7 +149,6 @@ ARCHIVES = {
     "labels": lambda mark: {"train_labels": objects(mark, 20)},
     "class names": lambda mark: {"class_names": objects(mark, 2)},
     "test images": lambda mark: {"test_images": objects(mark, 4), "test_labels": np.arange(4) % 2},
-    "something else": lambda mark: {"notes": objects(mark, 1)},
 }
 
 

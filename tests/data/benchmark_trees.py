@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from supancl.data.sources.layouts import imagenet100_classes
+from supancl.data.sources.folder import imagenet100_classes
 from tests.files import noise
 
 Expected = dict[str, tuple[str, str]]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torchvision import datasets
 
 from supancl.data.opening import open_benchmark
-from supancl.data.sources import layouts
+from supancl.data.sources import folder as layouts
+from supancl.data.sources.arrays import FC100_TEST_CLASSES
 from supancl.data.sources.benchmarks import (
     BENCHMARKS,
     benchmark,
@@ -22,7 +23,6 @@ from supancl.data.sources.benchmarks import (
     draw_exactly,
     find_benchmarks,
 )
-from supancl.data.sources.cifar import FC100_TEST_CLASSES
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
 from tests.facts import read_tables

@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 
 from supancl import BadInput, pretrain, recipe
-from supancl.data.content import SAMPLED_BLOCKS, shard_content
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.splits import SAMPLED_BLOCKS, DataSpec, shard_content
 from supancl.runs.folder import RunFolder
 from tests.files import archive, class_folders, mentions
 from tests.tiny import Notes

@@ -11,12 +11,17 @@ import pytest
 import torch
 
 from supancl import from_arrays
-from supancl.data.hierarchy import build_hierarchy, find_leaves, list_levels, with_given_labels, with_leaf_labels
-from supancl.data.labels import label_texts
-from supancl.data.opening import open_data, open_source, peek_data
-from supancl.data.sources.cifar import CLASSES, SUPERCLASSES
+from supancl.data.labels import (
+    CLASSES,
+    SUPERCLASSES,
+    find_leaves,
+    label_texts,
+    list_levels,
+    with_given_labels,
+    with_leaf_labels,
+)
+from supancl.data.opening import open_data, open_source, peek_data, survey_data, survey_source
 from supancl.data.splits import DataSpec
-from supancl.data.survey import survey_data, survey_source
 from supancl.errors import BadInput
 from supancl.training.checks import check_data
 from supancl.training.monitor import Monitor
@@ -216,8 +221,9 @@ def test_names_and_numbers_give_the_same_levels(tmp_path):
 
 
 def test_some_classes_of_cifar100_are_enough_by_name():
-    built = build_hierarchy(("apple", "orange", "train"), DataSpec("some", hierarchy="cifar100"))
-    assert built.classes == (
+    spec = DataSpec("arrays", holdout=0, hierarchy="cifar100")
+    data = from_arrays(noise(3, 4, 4), np.arange(3), classes=("apple", "orange", "train"), spec=spec)
+    assert data.classes == (
         "fruit_and_vegetables", "fruit_and_vegetables/apple", "fruit_and_vegetables/orange", "vehicles_1",
         "vehicles_1/train",
     )  # fmt: skip
@@ -225,11 +231,10 @@ def test_some_classes_of_cifar100_are_enough_by_name():
 
 def test_numbers_of_cifar100_may_be_sorted_as_texts():
     """A .csv and numbered folders sort 10 before 2."""
-    numbers = tuple(sorted(map(str, range(100))))
-    built = build_hierarchy(numbers, DataSpec("list.csv", hierarchy="cifar100"))
-    shark = CLASSES.index("shark")
-    row = built.pairs[numbers.index(str(shark))]
-    assert [built.classes[int(number)] for number, _ in row] == ["fish", "fish/shark"]
+    numbers, shark = tuple(sorted(map(str, range(100)))), str(CLASSES.index("shark"))
+    spec = DataSpec("arrays", holdout=0, hierarchy="cifar100")
+    data = from_arrays(noise(100, 4, 4), np.arange(100), classes=numbers, spec=spec)
+    assert texts_of(data.train, data.classes)[numbers.index(shark)] == "fish;fish/shark"
 
 
 def test_the_levels_of_one_path_are_one_class(tmp_path):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.data.opening import open_data
+from supancl.data.opening import open_data, survey_data, survey_source
 from supancl.data.preparing import draw_long_tail, long_tail_sizes
 from supancl.data.splits import DataSpec
-from supancl.data.survey import survey_data, survey_source
 from tests.files import archive, noise
 
 

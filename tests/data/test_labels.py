@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from supancl import from_arrays
-from supancl.data.from_python import source_from_images
+from supancl.data.from_python import list_images
 from supancl.data.labels import label_cell, label_texts, parse_label_set, weight_matrix
-from supancl.data.opening import open_data, peek_data
+from supancl.data.opening import open_data, peek_data, survey_data, survey_source
 from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec
-from supancl.data.survey import survey_data, survey_source
 from supancl.errors import BadInput
 from tests.files import archive, mentions, noise, picture, table
 
@@ -105,13 +104,13 @@ def test_arrays_in_python_and_their_splits_have_the_same_number_of_pairs():
 
 def test_lists_of_images_take_several_labels_too():
     images = list(noise(20, 8, 8))
-    data = prepare_data(source_from_images(images, WEIGHTS, DataSpec("arrays"), 1), DataSpec("arrays", holdout=0))
+    data = prepare_data(list_images(images, WEIGHTS, DataSpec("arrays"), 1).open(), DataSpec("arrays", holdout=0))
     assert torch.equal(
         data.train.all_labels.pairs,
         from_arrays(noise(20, 8, 8), WEIGHTS, spec=DataSpec(holdout=0)).train.all_labels.pairs,
     )
     with pytest.raises(BadInput, match=mentions("labels", "(20, 1)", "(20,)")):
-        source_from_images(images, np.ones((20, 1), int), DataSpec("arrays"), 1)
+        list_images(images, np.ones((20, 1), int), DataSpec("arrays"), 1)
 
 
 def test_images_are_held_out_by_their_rarest_class(tmp_path):

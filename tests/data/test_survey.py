@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from supancl.data.opening import open_data
+from supancl.data.opening import Survey, open_data, survey_data, survey_source
 from supancl.data.splits import DataSpec
-from supancl.data.survey import Survey, survey_data, survey_source
 from tests.files import archive, class_folders, noise, picture, table
 
 

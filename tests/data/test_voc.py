@@ -11,7 +11,7 @@ import torch
 
 from supancl.data.labels import label_texts
 from supancl.data.opening import open_data
-from supancl.data.sources.voc import read_annotation
+from supancl.data.sources.folder import read_annotation
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from tests.detection.drawn import annotation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supancl import recipe
-from supancl.data.survey import Survey
+from supancl.data.opening import Survey
 from supancl.recipes.auto import METHODS, RULES, TO_BE_CHOSEN, fit_recipe, is_to_be_fitted, open_settings
 from tests.files import assert_mentions, picture, supancl
 

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from supancl.data.sources.layouts import imagenet100_classes
+from supancl.data.sources.folder import imagenet100_classes
 from supancl.paper.figure_3 import BIRDS, DOGS
 from tests.evaluation.made import run_folder
 from tests.files import TINY, class_folders, supancl

@@ -1,18 +1,24 @@
-"""How labels are written in files, and how names and weights become `Labels`.
+"""How labels are written in files, and how names, weights and paths become `Labels`.
 
 `pairs` (N, L, 2) in float32 hold class and weight of up to L labels per image, padded with (-1, 0) at the end. Where
 every image of a source has at most one label, of weight 1, there are no weights.
+
+With `data.hierarchy` class names are paths, such as animal/cat, and every prefix is a class of its own: animal on level
+0, animal/cat on level 1. An image has one label per level of its path, each in a column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from supancl.core.labels import Labels
-from supancl.errors import BadInput
+from supancl.data.splits import Data, DataSpec, Source, Split
+from supancl.errors import BadInput, NoLevels, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -21,9 +27,12 @@ else:
     from supancl.lazy import torch
 
 SEPARATOR = ";"  # between the names of one image in a .csv
+WITH_WEIGHT = re.compile(r"(.*):\s*([-+.,]*\d.*|)")  # what follows the last ':' is, or is meant as, a number
 # of the largest weight of a source to its smallest: sums of weights in a pool have 16 digits, and pools many entries
 MAX_RATIO = 1e6
 MAX_WEIGHT = 1e30  # float32 has room for sums of them
+D = TypeVar("D", Data, Source)
+T = TypeVar("T")
 
 LabelSet = Mapping[str, float]  # class name -> weight
 
@@ -36,47 +45,20 @@ def parse_label_set(text: str, location: str) -> dict[str, float]:
     """
     labels: dict[str, float] = {}
     for part in filter(None, map(str.strip, text.split(SEPARATOR))):
-        name, weight = _split_weight(part, location) if ends_like_weight(part) else (part, 1.0)
+        name, weight = part, 1.0
+        if match := WITH_WEIGHT.fullmatch(part):
+            name, number = match[1].strip(), match[2]
+            try:
+                weight = float(number)
+            except ValueError:
+                weight = 0.0
+            if not name or not 0 < weight <= MAX_WEIGHT:
+                raise BadInput(
+                    f"{location}: {part[:80]!r} is no class with a weight above 0, up to {MAX_WEIGHT:g}; write it as "
+                    "in cat:0.7, or, if the number is part of the name, a weight behind it, as in disk:2nd:1"
+                )
         labels[name] = labels.get(name, 0.0) + weight
     return labels
-
-
-def ends_like_weight(part: str) -> bool:
-    """Whether what follows the last ':' is a number, or can be meant as one: nothing, or a digit, after any sign.
-
-    >>> [ends_like_weight(part) for part in ("dog:0.7", "dog:0,7", "dog:70%", "dog:", "dog:large", "dog")]
-    [True, True, True, True, False, False]
-    """
-    _, colon, number = part.rpartition(":")
-    start = number.strip().lstrip("+-.,")[:1]
-    return bool(colon) and (not start or start.isdigit() or as_number(number) is not None)
-
-
-def _split_weight(part: str, location: str) -> tuple[str, float]:
-    """The class and the weight of a part that ends like a weight."""
-    name, _, number = (text.strip() for text in part.rpartition(":"))
-    weight = as_number(number)
-    if weight is None:
-        raise BadInput(
-            f"{location}: {part[:80]!r} ends in a weight that is no number; write it as in cat:0.7, or, if it is part "
-            "of the name, a weight behind it, as in disk:2nd:1"
-        )
-    if not name:
-        raise BadInput(f"{location}: {part!r} has a weight but no class; write NAME:WEIGHT")
-    if not 0 < weight <= MAX_WEIGHT:  # NaN is neither
-        raise BadInput(
-            f"{location}: {name!r} has weight {weight:g}; weights are above 0, up to {MAX_WEIGHT:g}; leave out classes "
-            "that do not apply"
-        )
-    return name, weight
-
-
-def as_number(text: str) -> float | None:
-    """The number that a text is; None if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def check_count(count: int, max_labels: int, location: str) -> None:
@@ -87,18 +69,24 @@ def check_count(count: int, max_labels: int, location: str) -> None:
         )
 
 
-def join_names(names: Iterable[str]) -> str:
-    """One text for several class names: what an image is listed with, and the key of its `LabelSet`.
-
-    >>> join_names(["cat"]), join_names([]), join_names(["cat", "dog", "cat"]) == join_names(["dog", "cat"])
-    ('cat', '', True)
-    """
-    return "\0".join(sorted(set(names)))
+def as_pairs(labels: Labels) -> Tensor:
+    """The pairs of any labels, of one each too."""
+    return torch.stack([labels.classes.float(), labels.weights], dim=-1)
 
 
-def set_of_names(text: str) -> LabelSet:
-    """The names in a text of `join_names`, each with weight 1."""
-    return dict.fromkeys(text.split("\0"), 1.0) if text else {}
+def labels_from_pairs(pairs: Tensor) -> Labels:
+    """The labels of all images of a source; without weights if no image needs them."""
+    is_label = pairs[..., 0] >= 0
+    weights, most = pairs[..., 1][is_label], max(1, int(is_label.sum(1).max())) if len(pairs) else 1
+    if most == 1 and bool((weights == 1).all()):
+        return Labels(pairs[:, 0, :1].long())
+    if len(weights) and not 0 < float(weights.max()) <= min(MAX_RATIO * float(weights.min()), MAX_WEIGHT):
+        raise BadInput(
+            f"weights of labels are from {float(weights.min()):g} to {float(weights.max()):g}: in float32 they differ "
+            f"by more than {MAX_RATIO:,.0f} times, or leave 0 to {MAX_WEIGHT:g}; leave out the smallest, or scale"
+        )
+    labels = Labels.of(pairs[:, :most])
+    return labels.with_rarest(labels.counts())
 
 
 def pairs_from_sets(label_sets: Sequence[LabelSet], classes: Sequence[str]) -> Tensor:
@@ -113,31 +101,20 @@ def pairs_from_sets(label_sets: Sequence[LabelSet], classes: Sequence[str]) -> T
     return pairs
 
 
-def pairs_from_matrix(
-    weights: np.ndarray, max_labels: int, name_row: Callable[[int], str], column_names: Sequence[object]
-) -> Tensor:
-    """The pairs of weights (N, C), one column per class: 0 and 1, or any weights. A row of -1 is unlabelled.
-
-    The names of rows and columns are for messages.
-    """
+def pairs_from_matrix(weights: np.ndarray, max_labels: int, location: str, first_row: int = 0) -> Tensor:
+    """The pairs of weights (N, C), one column per class: 0 and 1, or any weights. A row of -1 is unlabelled."""
     is_labelled = ~(weights == -1).all(1)
-    is_wrong = ~((weights >= 0) & (weights <= MAX_WEIGHT)) & is_labelled[:, None]  # NaN is neither
-    if is_wrong.any():
-        row, column = np.argwhere(is_wrong)[0].tolist()
+    is_good = ((weights >= 0) & (weights <= MAX_WEIGHT)).all(1) & (weights > 0).any(1)  # NaN is neither
+    if (is_wrong := ~is_good & is_labelled).any():
+        row = int(np.argmax(is_wrong))
         raise BadInput(
-            f"{name_row(row)}, column {column_names[column]!r} has weight {weights[row, column]:g}; weights are 0 or "
-            f"above, up to {MAX_WEIGHT:g}, and -1 in the whole row of an unlabelled image"
+            f"{location}, row {row + first_row}: {weights[row].tolist()[:20]} are no weights of classes; give 0 or "
+            f"above, up to {MAX_WEIGHT:g}, one of them above 0, or -1 in the whole row of an unlabelled image"
         )
     rows, columns = np.nonzero((weights > 0) & is_labelled[:, None])
     counts = np.bincount(rows, minlength=len(weights))
-    if (is_empty := (counts == 0) & is_labelled).any():
-        raise BadInput(
-            f"{name_row(int(np.argmax(is_empty)))} has only zeros; give the image a class, or write -1 in its whole "
-            "row if it is unlabelled"
-        )
     most = int(counts.max(initial=1))
-    if most > 1:
-        check_count(most, max_labels, name_row(int(np.argmax(counts))))
+    check_count(most, max(max_labels, 1), f"{location}, row {int(np.argmax(counts)) + first_row}")
     pairs = np.zeros((len(weights), most, 2), np.float32)
     pairs[..., 0] = -1
     position = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
@@ -153,37 +130,17 @@ def weight_matrix(labels: Labels, classes: int) -> np.ndarray:
     return matrix
 
 
-def labels_of_splits(splits: Mapping[str, Tensor]) -> dict[str, Labels]:
-    """The labels of each split of a source, from its pairs. If no image needs weights, no split has them."""
-    entries = torch.cat([pairs[pairs[..., 0] >= 0] for pairs in splits.values()])
-    most, weights = max(pairs.shape[1] for pairs in splits.values()), entries[:, 1]
-    if most == 1 and bool((weights == 1).all()):
-        return {name: Labels(pairs[..., 0].long()) for name, pairs in splits.items()}
-    if len(weights) and not 0 < float(weights.max()) <= min(MAX_RATIO * float(weights.min()), MAX_WEIGHT):
-        raise BadInput(
-            f"weights of labels are from {float(weights.min()):g} to {float(weights.max()):g}: in float32 they differ "
-            f"by more than {MAX_RATIO:,.0f} times, or leave 0 to {MAX_WEIGHT:g}; leave out the smallest, or scale"
-        )
-    counts = torch.bincount(entries[:, 0].long(), minlength=1)
-    padding = torch.tensor([-1.0, 0.0])
-    padded = {
-        name: torch.cat([pairs, padding.expand(len(pairs), most - pairs.shape[1], 2)], dim=1)
-        for name, pairs in splits.items()
-    }
-    return {name: Labels.of(pairs).with_rarest(counts) for name, pairs in padded.items()}
-
-
 def label_texts(labels: Labels, positions: Tensor, classes: Sequence[str], unlabelled: str) -> list[str]:
     """The label of each image, to be read by people: 'cat', or 'cat;dog:0.7'."""
     return [
-        SEPARATOR.join(f"{classes[number]}{weight_suffix(weight)}" for number, weight in entries) or unlabelled
+        SEPARATOR.join(f"{classes[number]}{_weight_suffix(weight)}" for number, weight in entries) or unlabelled
         for entries in labels[positions].entries()
     ]
 
 
-def weight_suffix(weight: float) -> str:
-    """What follows a name in a .csv: nothing for weight 1, else ':0.7'."""
-    return "" if weight == 1 else f":{_shortest_text(weight)}"
+def _weight_suffix(weight: float) -> str:
+    """What follows a name in a .csv: nothing for weight 1, else ':0.7', the shortest text for the same float32."""
+    return "" if weight == 1 else f":{np.format_float_positional(np.float32(weight), trim='-')}"
 
 
 def label_cell(labels: Sequence[tuple[str, float]]) -> str:
@@ -195,7 +152,7 @@ def label_cell(labels: Sequence[tuple[str, float]]) -> str:
     >>> label_cell([("cat", 1.0), ("dog", 0.5)]), label_cell([("disk:1", 1.0)])
     ('cat;dog:0.5', 'disk:1:1;')
     """
-    suffixes = [weight_suffix(weight) or ":1" * ends_like_weight(name) for name, weight in labels]
+    suffixes = [_weight_suffix(weight) or ":1" * bool(WITH_WEIGHT.fullmatch(name)) for name, weight in labels]
     text = SEPARATOR.join(f"{name}{suffix}" for (name, _), suffix in zip(labels, suffixes, strict=True))
     return f"{text}{SEPARATOR}" if len(labels) == 1 and suffixes[0] else text
 
@@ -206,11 +163,6 @@ def label_cells(labels: Labels, positions: Tensor, classes: Sequence[str]) -> li
         return label_texts(labels, positions, classes, "")
     entries = labels[positions].entries()
     return [label_cell([(classes[number], weight) for number, weight in row]) for row in entries]
-
-
-def _shortest_text(weight: float) -> str:
-    """The shortest text that reads back as the same float32."""
-    return np.format_float_positional(np.float32(weight), trim="-")
 
 
 def describe_labels(labels: Labels) -> dict[str, float]:
@@ -226,3 +178,146 @@ def describe_labels(labels: Labels) -> dict[str, float]:
         "least_weight": round(float(weights.min()), 6),
         "largest_weight": round(float(weights.max()), 6),
     }
+
+
+# --- levels -----------------------------------------------------------------------------------------------------------
+
+
+def add_levels(
+    labels: Labels, classes: Sequence[str], spec: DataSpec
+) -> tuple[Labels, tuple[str, ...], tuple[int, ...]]:
+    """Labels on every level of `data.hierarchy`, the classes of all levels, sorted, and the level of each.
+
+    Without a hierarchy they are the same, and no class has a level.
+    """
+    if spec.hierarchy == "none":
+        if spec.level_weights:
+            raise BadInput("data.level_weights: is for data.hierarchy, which is none; add data.hierarchy=paths")
+        return labels, tuple(classes), ()
+    if not labels.has_one_each:
+        raise NoLevels(
+            f"{spec.location}: images have several or soft labels already, and data.hierarchy = {spec.hierarchy} "
+            "takes one class per image; leave it out"
+        )
+    paths = [name.split("/") for name in (cifar100_paths(classes) if spec.hierarchy == "cifar100" else classes)]
+    depth = max(map(len, paths), default=0)
+    if depth < 2:
+        raise NoLevels(
+            f"{spec.location}: no class name has a '/', so data.hierarchy = {spec.hierarchy} finds no levels; name "
+            "classes such as animal/cat, put their folders into animal/, or leave it out"
+        )
+    weights = spec.level_weights or (1.0,) * depth
+    if len(weights) != depth or depth > spec.max_labels:
+        raise BadInput(
+            f"{spec.location}: levels of its classes: {depth}, data.level_weights: {len(weights)}, data.max_labels: "
+            f"{spec.max_labels}; give one weight per level, the coarsest first, and as many labels"
+        )
+    prefixes = [["/".join(path[: level + 1]) for level in range(len(path))] for path in paths]
+    sets: list[LabelSet] = [dict(zip(names, weights, strict=False)) for names in prefixes]
+    levels = {name: level for names in prefixes for level, name in enumerate(names)}
+    level_of_folder: dict[str, int] = {}
+    for name, level in levels.items():  # cat and animal/cat are more often the same class than two
+        folder = name.rpartition("/")[2]
+        if not folder or folder != folder.strip() or level_of_folder.setdefault(folder, level) != level:
+            raise BadInput(
+                f"{spec.location}: class {name[:80]!r}: its last part is empty, has spaces around it, or is on another "
+                "level too; give every folder of a path such as animal/cat a name of its own"
+            )
+    nodes = tuple(sorted(levels))
+    every_class = labels_from_pairs(pairs_from_sets([*sets, {}], nodes))  # the last is that of none, -1
+    labels = every_class[labels.single]
+    return labels.with_rarest(labels.counts()), nodes, tuple(levels[name] for name in nodes)
+
+
+class Level(NamedTuple):
+    """Classes of a hierarchy of which an image has at most one: those of one level, or the leaves.
+
+    `numbers` has for every class of the hierarchy its place in `classes`, or -1.
+    """
+
+    numbers: tuple[int, ...]
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Data | Source, names: Collection[str]) -> Level:
+        place = {name: i for i, name in enumerate(names)}
+        return cls(tuple(place.get(name, -1) for name in data.classes), tuple(names))
+
+    def take_labels(self, split: Split) -> Split:
+        """The split with the labels that are among these classes, numbered as in `classes`."""
+        return replace(split, all_labels=split.all_labels.among(torch.tensor(self.numbers, dtype=torch.long)))
+
+    def take(self, data: D) -> D:
+        """The data with the labels that are among these classes."""
+        return replace(data.map_splits(self.take_labels), classes=self.classes, levels=())
+
+
+def list_levels(data: Data | Source) -> list[Level]:
+    """The levels, the coarsest first; none if classes are no hierarchy."""
+    names = list(zip(data.classes, data.levels, strict=False))  # without a hierarchy there are no levels
+    return [Level.of(data, [name for name, level in names if level == number]) for number in sorted(set(data.levels))]
+
+
+def find_leaves(data: Data | Source) -> Level:
+    """The classes of a hierarchy that have no class below them."""
+    parents = {name.rpartition("/")[0] for name in data.classes}
+    return Level.of(data, [name for name in data.classes if name not in parents])
+
+
+def take_each_level(data: Data | Source, take: Callable[[Level], T]) -> tuple[T, tuple[T | None, ...]]:
+    """What `take` makes of the leaves, and of each level, the coarsest first; None for a level that is the leaves."""
+    leaves = find_leaves(data)
+    return take(leaves), tuple(None if level == leaves else take(level) for level in list_levels(data))
+
+
+def with_leaf_labels(data: D) -> D:
+    """The data; of a hierarchy with one label per image, its leaf: none if it is labelled more coarsely."""
+    return find_leaves(data).take(data) if data.levels else data
+
+
+def with_given_labels(data: D) -> D:
+    """The data; of a hierarchy with one label per image, its finest one, on whatever level that is."""
+    if not data.levels:
+        return data
+    finest = data.map_splits(lambda split: replace(split, all_labels=split.all_labels.finest()))
+    return replace(finest, levels=())
+
+
+# the 20 superclasses of CIFAR-100, with five classes each (https://www.cs.toronto.edu/~kriz/cifar.html)
+SUPERCLASSES: dict[str, tuple[str, ...]] = {
+    "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
+    "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),
+    "flowers": ("orchid", "poppy", "rose", "sunflower", "tulip"),
+    "food_containers": ("bottle", "bowl", "can", "cup", "plate"),
+    "fruit_and_vegetables": ("apple", "mushroom", "orange", "pear", "sweet_pepper"),
+    "household_electrical_devices": ("clock", "keyboard", "lamp", "telephone", "television"),
+    "household_furniture": ("bed", "chair", "couch", "table", "wardrobe"),
+    "insects": ("bee", "beetle", "butterfly", "caterpillar", "cockroach"),
+    "large_carnivores": ("bear", "leopard", "lion", "tiger", "wolf"),
+    "large_man-made_outdoor_things": ("bridge", "castle", "house", "road", "skyscraper"),
+    "large_natural_outdoor_scenes": ("cloud", "forest", "mountain", "plain", "sea"),
+    "large_omnivores_and_herbivores": ("camel", "cattle", "chimpanzee", "elephant", "kangaroo"),
+    "medium_mammals": ("fox", "porcupine", "possum", "raccoon", "skunk"),
+    "non-insect_invertebrates": ("crab", "lobster", "snail", "spider", "worm"),
+    "people": ("baby", "boy", "girl", "man", "woman"),
+    "reptiles": ("crocodile", "dinosaur", "lizard", "snake", "turtle"),
+    "small_mammals": ("hamster", "mouse", "rabbit", "shrew", "squirrel"),
+    "trees": ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"),
+    "vehicles_1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
+    "vehicles_2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
+}
+SUPERCLASS_OF = {name: superclass for superclass, names in SUPERCLASSES.items() for name in names}
+CLASSES = tuple(sorted(SUPERCLASS_OF))  # in label order
+
+
+def cifar100_paths(classes: Sequence[str]) -> list[str]:
+    """SUPERCLASS/CLASS for each class; the numbers 0 to 99 are the classes in CIFAR-100's order.
+
+    >>> cifar100_paths(["apple", "wolf"])
+    ['fruit_and_vegetables/apple', 'large_carnivores/wolf']
+    """
+    by_number = {str(number): name for number, name in enumerate(CLASSES)}
+    names = [by_number[name] for name in classes] if set(classes) == set(by_number) else classes
+    if unknown := sorted(set(names) - set(CLASSES)):
+        raise NoLevels(f"{unknown[0][:80]!r} is no class of CIFAR-100{did_you_mean(unknown[0], CLASSES)}")
+    return [f"{SUPERCLASS_OF[name]}/{name}" for name in names]

@@ -2,33 +2,41 @@
 
 SOURCE is `digits`, `toy`, an image folder, a folder in VOC's layout, a `.npz`, a `.csv`, tar shards,
 `torchvision:NAME@ROOT`, `hf:NAME`, or `NAME@ROOT` for a benchmark; `from_arrays` takes arrays from Python. A reader of
-`sources/` lists the images, `load_images` decodes them into a store, `apply_hierarchy` gives classes their levels,
-`prepare_data` holds some images out.
+`sources/` lists the images, `load` decodes them into a store, `prepare_data` holds some images out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from supancl.data.hierarchy import apply_hierarchy
-from supancl.data.labels import check_count
-from supancl.data.listing import Listing, as_source, divided_file_remarks, join_listings
-from supancl.data.preparing import prepare_data
-from supancl.data.sources import arrays, benchmarks, folder, libraries, table, tars, voc
+from supancl.data.decode import map_in_order, try_decode, upright_size
+from supancl.data.from_python import as_array
+from supancl.data.labels import add_levels, check_count
+from supancl.data.listing import Listing, join_listings
+from supancl.data.preparing import prepare_data, select_images
+from supancl.data.sources import arrays, benchmarks, folder, libraries, table, tars
 from supancl.data.sources.benchmark_rows import Use
-from supancl.data.splits import Data, DataSpec, Source
-from supancl.data.store.building import dark_image_remarks, store_images
+from supancl.data.splits import Data, DataSpec, Source, Split
+from supancl.data.store.building import dark_image_remarks, evenly_spaced_positions, store_images
 from supancl.data.store.cache import other_positions
 from supancl.data.store.memory import Progress
 from supancl.data.store.stream import FileImages, StreamImages, unreadable_image
 from supancl.errors import BadInput, did_you_mean, program_name
 from supancl.files import did_you_mean_path
 from supancl.reporter import ProgressFunction, report_to, track_task
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from supancl.lazy import torch
 
 SKIPPED = "unreadable images that were skipped: "
 NO_SOURCE = "this recipe names no images: give data, such as a folder, a .npz or a .csv"
@@ -52,28 +60,19 @@ def open_data(spec: DataSpec | str | Path, channels: int = 3, progress: Progress
         return prepare_data(open_source(spec, channels), spec)
 
 
-def open_source(spec: DataSpec, channels: int, lenient: bool = False) -> Source:
-    """Open `spec.source`; `lenient` lists empty class folders instead of refusing them."""
-    if spec.stream:
-        source = _stream_images(spec, channels)
-    else:
-        source = load_images(list_source(spec, channels, lenient), channels, spec)
-    return apply_hierarchy(_with_class_order(source, spec), spec)
-
-
-def _stream_images(spec: DataSpec, channels: int) -> Source:
-    """The images of tar shards, which are read while training."""
-    if spec.joined or not tars.is_tar(spec.source):
+def open_source(spec: DataSpec, channels: int) -> Source:
+    """The splits of `spec.source` as they are, with their pixels."""
+    if not spec.stream:
+        return load(list_source(spec, channels), channels, spec)
+    if spec.joined or spec.balanced or not tars.is_tar(spec.source):
         raise BadInput(
             f"{spec.location}: data.stream is for tar shards that one pattern names (shards/{{000..099}}.tar, or a "
-            "folder of them); remove it for other sources"
+            "folder of them), without data.balanced, which mixes all images; remove it"
         )
-    if spec.balanced:
-        raise BadInput("data.balanced mixes all images, and data.stream those of some shards; leave one of them out")
-    listing = tars.list_tars(spec.source)
+    listing = with_levels(tars.list_tars(spec.source), spec)
     assert isinstance(listing.items, tars.TarItems)
     settings = spec.short_side, spec.resample, spec.skip_bad_images, spec.window
-    return as_source(listing, StreamImages(listing.items, channels, *settings))
+    return listing.open(StreamImages(listing.items, channels, *settings))
 
 
 def peek_data(spec: DataSpec, channels: int) -> Data:
@@ -82,20 +81,18 @@ def peek_data(spec: DataSpec, channels: int) -> Data:
     Images that cannot be read are not noticed, so they count. The user has not named this source: it is opened from
     the disk and from local caches alone.
     """
-    with libraries.offline() if any(name.startswith("hf:") for name in spec.all_sources) else nullcontext():
-        listing = list_source(spec, channels)
-    store = None if listing.parts else FileImages(listing.items, channels, spec.short_side, spec.resample)
-    return prepare_data(_with_class_order(as_source(listing, store), spec), spec)
+    with libraries.local_caches(spec.all_sources):
+        listing = with_levels(list_source(spec, channels), spec)
+    return prepare_data(_open_undecoded(listing, channels, spec), spec)
 
 
-def _with_class_order(source: Source, spec: DataSpec) -> Source:
-    """The source with the classes of a benchmark in their official order."""
-    is_benchmark = _is_benchmark(spec.source) and not spec.joined
-    return benchmarks.apply_class_order(source, spec.source.partition("@")[0]) if is_benchmark else source
+def _open_undecoded(listing: Listing, channels: int, spec: DataSpec) -> Source:
+    store = None if listing.is_stored else FileImages(listing.items, channels, spec.short_side, spec.resample)
+    return listing.open(store)
 
 
-def list_source(spec: DataSpec, channels: int, lenient: bool = False) -> Listing:
-    """List the images of `spec.source`; nothing is decoded. `lenient` lists empty class folders, too."""
+def list_source(spec: DataSpec, channels: int) -> Listing:
+    """List the images of `spec.source`; nothing is decoded."""
     name = spec.source
     if spec.columns and not any(map(_is_table, spec.all_sources)):
         raise BadInput(f"data.columns = {spec.columns}: is for a .csv or .parquet, and {spec.location} is none")
@@ -108,30 +105,29 @@ def list_source(spec: DataSpec, channels: int, lenient: bool = False) -> Listing
         return join_listings({each.source: list_source(each, channels) for each in specs}, " + ".join(names))
     if not name:
         raise BadInput(NO_SOURCE)
-    if _is_benchmark(name):
+    if benchmarks.is_benchmark(name):
         benchmark_name, _, root = name.partition("@")
-        return benchmarks.list_benchmark(benchmark_name, root, channels, None, False)
-    if name in arrays.BUILT_IN:
-        return arrays.BUILT_IN[name](channels)
+        return benchmarks.list_benchmark(benchmark_name, root, channels)
     with track_task(f"listing {name}"):
-        listing = _read(spec, channels, lenient)
-    counts = (listing.labels.classes >= 0).sum(1)
-    check_count(int(counts.max()), spec.max_labels, f"{name}: an image")
+        listing = _read(spec, channels)
+    check_count(int((listing.labels.classes >= 0).sum(1).max()), spec.max_labels, f"{name}: an image")
     return listing
 
 
-def _read(spec: DataSpec, channels: int, lenient: bool) -> Listing:
+def _read(spec: DataSpec, channels: int) -> Listing:
     """What the reader of this kind of source lists."""
     name = spec.source
     kind, _, library_name = name.partition(":")
+    if name in arrays.BUILT_IN:
+        return arrays.BUILT_IN[name](channels)
     if tars.is_tar(name):
         return tars.list_tars(name)
     if kind in libraries.READERS:
         return libraries.READERS[kind](library_name, channels)
     path = _existing_path(name)
     if path.is_dir():
-        voc_folder = voc.find_voc(path)
-        return voc.list_voc(voc_folder) if voc_folder else folder.list_folder(path, lenient, spec.hierarchy == "paths")
+        voc = folder.find_voc(path)
+        return folder.list_voc(voc) if voc else folder.list_folder(path, spec.hierarchy == "paths")
     if path.suffix.lower() == ".npz":
         return arrays.read_npz(path, channels, spec.max_labels)
     if _is_table(name):
@@ -144,6 +140,32 @@ def _read(spec: DataSpec, channels: int, lenient: bool) -> Listing:
 
 def _is_table(name: str) -> bool:
     return name.lower().endswith(table.SUFFIXES)
+
+
+def load(listing: Listing, channels: int, spec: DataSpec) -> Source:
+    """Decode every listed image once into a store. Unreadable ones are refused, or skipped with a remark."""
+    if listing.is_stored:
+        return with_levels(listing, spec).open()
+    items = listing.items
+    cache_name = listing.cache_name or absolute_source(spec.source) or listing.location
+    store, unreadable = store_images(items, cache_name, channels, spec)
+    reasons = dict(sorted((str(items[position]), reason) for position, reason in unreadable))
+    if unreadable:
+        path, reason = next(iter(reasons.items()))
+        listing = listing.take(other_positions(len(items), unreadable))
+        if not spec.skip_bad_images or not len(listing.rows_of("train")):
+            raise BadInput(unreadable_image(path, f"{reason}; unreadable images: {len(reasons)} of {len(items)}"))
+    remarks = dark_image_remarks(store, listing.items)
+    if reasons:
+        remarks.append(f"{SKIPPED}{len(reasons)}: {', '.join(f'{path} ({why})' for path, why in reasons.items())}")
+    source = with_levels(listing, spec).open(store)
+    return replace(source, remarks=(*source.remarks, *remarks), skipped=reasons)
+
+
+def with_levels(listing: Listing, spec: DataSpec) -> Listing:
+    """The listing with one label per level of `data.hierarchy`; the same without one."""
+    labels, classes, levels = add_levels(listing.labels, listing.classes, spec)
+    return replace(listing, labels=labels, classes=classes, levels=levels)
 
 
 def open_benchmark(
@@ -159,9 +181,7 @@ def open_benchmark(
     For transfer: train, val and test. For few-shot: one split, train, with every image. `use` defaults to the
     benchmark's first use. Incomplete data are refused, or with `partial` used with a remark.
     """
-    listing, spec = benchmarks.list_benchmark(name, root, channels, use, partial), spec or DataSpec()
-    source = benchmarks.apply_class_order(load_images(listing, channels, spec), name)
-    return apply_hierarchy(source, spec)
+    return load(benchmarks.list_benchmark(name, root, channels, use, partial), channels, spec or DataSpec())
 
 
 def from_arrays(
@@ -182,16 +202,16 @@ def from_arrays(
     >>> len(data.train), len(data.held_out), data.classes
     (32, 8, ('0', '1'))
     """
-    images, test_images = arrays.as_array(images), arrays.as_array(test_images)
+    images, test_images = as_array(images), as_array(test_images)
     if channels is None:
         channels = images.shape[3] if images.ndim == 4 else 1
     by_split = {"train": (images, labels)} | ({} if test_images is None else {"test": (test_images, test_labels)})
     given = [np.full(len(x), -1) if y is None else np.asarray(y) for x, y in by_split.values()]
-    numbered, names = arrays.close_gaps(*given) if classes is None else (given, tuple(classes))
+    numbered, names = arrays.close_gaps(given) if classes is None else (given, tuple(classes))
     splits = {name: (by_split[name][0], array) for name, array in zip(by_split, numbered, strict=True)}
     spec = spec or DataSpec(source=arrays.FROM_PYTHON)
     listing = arrays.list_arrays(splits, channels, "the arrays", names, spec.max_labels)
-    return prepare_data(as_source(listing), spec)
+    return prepare_data(load(listing, channels, spec), spec)
 
 
 # --- names of sources -------------------------------------------------------------------------------------------------
@@ -201,16 +221,14 @@ def absolute_source(name: str) -> str:
     """The source with its path made absolute; built-in names are unchanged."""
     if not name or name in arrays.BUILT_IN:
         return name
-    prefix, separator, root = name.partition("@")
-    if separator and not Path(name).exists():  # torchvision:NAME@ROOT, NAME@ROOT
-        return f"{prefix}@{Path(root).resolve()}"
-    kind, separator, hf_name = name.partition(":")
-    if kind == "hf" and Path(hf_name).exists():
-        return f"hf:{Path(hf_name).resolve()}"
-    if separator and not Path(name).exists():
-        return name
     path = Path(name)
-    return str(path.resolve()) if path.exists() or path.suffix == ".tar" else name  # {000..009}.tar does not exist
+    if path.exists() or path.suffix == ".tar":  # {000..009}.tar does not exist
+        return str(path.resolve())
+    prefix, separator, root = name.partition("@")
+    if separator:  # torchvision:NAME@ROOT, NAME@ROOT
+        return f"{prefix}@{Path(root).resolve()}"
+    kind, _, hf_name = name.partition(":")
+    return f"hf:{Path(hf_name).resolve()}" if kind == "hf" and Path(hf_name).exists() else name
 
 
 def is_same_source(first: str, second: str) -> bool:
@@ -222,62 +240,78 @@ def check_source(name: str) -> None:
     """Refuse a missing source before any is read: reading the ones before it may take hours."""
     if not name:
         raise BadInput(NO_SOURCE)
-    benchmark_name, _, root = name.partition("@")
-    if _is_benchmark(name):
+    if benchmarks.is_benchmark(name):
+        benchmark_name, _, root = name.partition("@")
         benchmarks.find_benchmark(benchmark_name, root)
     elif name not in arrays.BUILT_IN and name.partition(":")[0] not in libraries.READERS and not tars.is_tar(name):
         _existing_path(name)
-
-
-def _is_benchmark(name: str) -> bool:
-    benchmark_name, separator, _ = name.partition("@")
-    return bool(separator) and (benchmark_name in benchmarks.BENCHMARKS or benchmark_name in benchmarks.ALIASES)
 
 
 def _existing_path(name: str) -> Path:
     path = Path(name)
     if not path.exists():
         hint = did_you_mean_path(path) or ("" if "/" in name or path.suffix else did_you_mean(name, arrays.BUILT_IN))
-        benchmark_name, separator, root = name.partition("@")
-        if separator and Path(root).is_dir():
-            raise BadInput(
-                f"no benchmark {benchmark_name!r}, so {name!r} cannot be opened; register your own in a --plugin FILE"
-            )
         if name == arrays.FROM_PYTHON:
-            raise BadInput(
-                f"no data at {name!r}: a run with this source was trained on images from Python, which it does not "
-                "keep; give them again in Python (data=...), or name a source"
-            )
-        # a run has the absolute path of its data, which may have been moved since
-        resume = f"{program_name()} pretrain --resume --data NEW --out RUN"
-        moved = f", or tell a run where its data are now: {resume}" if path.is_absolute() else ""
-        raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}{moved}")
+            hint = "; images from Python are not kept: give them again in Python (data=...), or name a source"
+        elif "did you mean" not in hint:
+            hint = "; check the path (of NAME@ROOT, the name), or tell a run where its data are now: "
+            hint += f"{program_name()} pretrain --resume --data NEW --out RUN"
+        raise BadInput(f"no data at {name!r}{hint}")
     return path
 
 
-# --- from a list of files to stored images ----------------------------------------------------------------------------
+# --- what a source holds, without decoding it -------------------------------------------------------------------------
 
 
-def load_images(listing: Listing, channels: int, spec: DataSpec) -> Source:
-    """Decode every listed image once into a store. Unreadable ones are refused, or skipped with a remark."""
-    if listing.parts:  # images are in memory already
-        return as_source(listing)
-    items = listing.items
-    cache_name = listing.cache_name or absolute_source(spec.source) or listing.location
-    store, unreadable = store_images(items, cache_name, channels, spec)
-    reasons = dict(sorted((str(items[position]), reason) for position, reason in unreadable))
-    explained = [f"{path} ({reason})" for path, reason in reasons.items()]
-    if unreadable and not spec.skip_bad_images:
-        position, reason = unreadable[0]
-        others = f"; unreadable images: {len(unreadable)}" if len(unreadable) > 1 else ""
-        raise BadInput(unreadable_image(items[position], reason + others))
-    if unreadable:
-        listing = listing.take(other_positions(len(items), unreadable))
-    if not len(listing.rows_of("train")):
-        raise BadInput(f"{listing.location}: no training image could be read, such as {explained[0]}; repair the files")
-    remarks = dark_image_remarks(store, listing.items)
-    if unreadable:
-        remarks.append(f"{SKIPPED}{len(reasons)}: {', '.join(explained)}")
-    source = as_source(listing, store)
-    remarks = [*source.remarks, *divided_file_remarks(listing), *remarks]
-    return replace(source, remarks=tuple(remarks), skipped=reasons)
+@dataclass(frozen=True)
+class Survey:
+    """The training images of a source: their number, how many have a label, classes, and the usual short side."""
+
+    images: int
+    labelled: int
+    classes: int
+    side: int  # pixels, median
+
+    @property
+    def is_labelled(self) -> bool:
+        return self.classes > 1
+
+
+FEW_ITEMS = 256  # decoded in seconds; of more images a few unreadable ones change no choice
+
+
+def survey_source(spec: DataSpec, channels: int = 3) -> Survey:
+    """List `spec.source` and read the sizes of some images from their headers."""
+    listing = list_source(spec, channels)
+    if spec.skip_bad_images and not listing.is_stored and len(listing) <= FEW_ITEMS:
+        decode_one = partial(try_decode, channels=channels, short_side=spec.short_side, resample=spec.resample)
+        decoded = enumerate(map_in_order(decode_one, listing.items))
+        unreadable = [(position, image) for position, image in decoded if isinstance(image, str)]
+        readable = listing.take(other_positions(len(listing), unreadable))
+        listing = readable if len(readable.rows_of("train")) else listing  # without any it is refused later
+    source = _open_undecoded(with_levels(listing, spec), channels, spec)
+    rows, sides = listing.rows_of("train"), list[int]()
+    for position in evenly_spaced_positions(len(rows)) if not listing.is_stored else ():
+        with suppress(OSError, ValueError):  # unreadable ones are reported when they are decoded
+            sides.append(min(upright_size(listing.items[int(rows[position])])))
+    side = _usual_side(source.splits["train"]) if listing.is_stored else round(median(sides or [0]))
+    return _survey(select_images(source, spec)[0], side)
+
+
+def survey_data(data: Data) -> Survey:
+    """The same for data that are open."""
+    return _survey(data, _usual_side(data.train))
+
+
+def _survey(data: Data, side: int) -> Survey:
+    train, classes = data.train, len(data.train.class_ids())
+    if not train.all_labels.has_one_each:  # one path of levels is one class
+        classes = min(train.all_labels.count_distinct(), classes)
+    return Survey(len(train), train.num_labelled, classes, side)
+
+
+def _usual_side(split: Split) -> int:
+    """The median short side of some images in memory; 0 for vectors."""
+    batches = [split.batch(torch.tensor([position])) for position in evenly_spaced_positions(len(split))]
+    sides = [int(batch.image_sizes().min()) for batch in batches if batch.pixels.ndim == 4]
+    return round(median(sides or [0]))

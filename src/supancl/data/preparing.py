@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supancl.core.labels import Labels
-from supancl.data.hierarchy import apply_hierarchy
 from supancl.data.labels import describe_labels
 from supancl.data.order import derive_seed
 from supancl.data.splits import Data, DataSpec, NoiseKind, Source, Split, fingerprint
-from supancl.errors import BadInput, did_you_mean, plural
+from supancl.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -26,60 +25,68 @@ FEW_LABELS = 1000  # with fewer, a tenth of them could not rank encoders: a fift
 
 
 def prepare_data(source: Source, spec: DataSpec) -> Data:
-    """Hold out images, leave out classes, thin classes out, hide labels, make labels wrong, limit; in this order.
-
-    Each has its own fixed seed. Before it, classes get their levels, if the source has not given them.
-    """
-    source = apply_hierarchy(source, spec)
-    for setting in ("leave_out", "imbalance", "label_noise"):
-        if getattr(spec, setting) != getattr(DataSpec, setting):
-            source.splits["train"].all_labels.check_single(spec.location, f"data.{setting}")
-    train, held_out, held_out_from = _hold_out(source, spec)
-    remarks = (*source.remarks, *_held_out_remarks(train, held_out, held_out_from, source.classes))
-    test = source.splits.get("test")
-    classes, transfer = source.classes, None
-    transfer_classes: tuple[str, ...] = ()
-    if spec.leave_out:
-        kept_ids, left_out_ids = _separate_classes(source.classes, spec.leave_out)
-        transfer = (_take_classes(train, left_out_ids), _take_classes(held_out, left_out_ids))
-        transfer_classes = tuple(source.classes[i] for i in left_out_ids)
-        # an unlabelled image may show a left-out class; nobody knows, so it is trained on
-        train, held_out = (
-            _take_classes(train, kept_ids, unlabelled=True),
-            _take_classes(held_out, kept_ids, unlabelled=True),
-        )
-        test = None if test is None else _take_classes(test, kept_ids)
-        classes = tuple(source.classes[i] for i in kept_ids)
-    if spec.imbalance > 1:
-        train = train.take(draw_long_tail(train.labels, spec.imbalance))
-    partly_labelled, label_remarks = _hide_labels(train, spec.labelled)
-    train = _limit(_with_noise(partly_labelled, len(classes), spec), spec.limit)
-    if spec.labelled < 1 and (lost := len(partly_labelled.class_ids()) - len(train.class_ids())):
-        label_remarks.append(
-            f"data.limit = {spec.limit} leaves {lost} of {len(partly_labelled.class_ids())} classes without a label, "
-            "because it applies after data.labelled has hidden labels; raise one of the two"
-        )
-    remarks = (*remarks, *label_remarks)
-    if not len(train):
-        raise BadInput(f"{spec.location}: no image is left to train on; change data.leave_out or data.holdout")
+    """The images of a run: which are trained on, which are held out, and a summary with their fingerprint."""
+    data, held_out_from = select_images(source, spec)
+    train = data.train
     summary: dict[str, object] = {
         "source": spec.source,
         "train": len(train),
         "labelled": train.num_labelled,
-        "held_out": len(held_out),
+        "held_out": len(data.held_out),
         "held_out_from": held_out_from,
-        "classes": len(classes),
+        "classes": len(data.classes),
         "skipped": len(source.skipped),
-        "fingerprint": fingerprint(train, held_out),
+        "fingerprint": fingerprint(train, data.held_out),
     }
     if not train.all_labels.has_one_each:
         summary["labels_per_image"] = describe_labels(train.all_labels)
         summary["distinct_labels"] = min(train.all_labels.count_distinct(), len(train.class_ids()))
     if spec.joined:
         summary["joined"] = list(spec.joined)
-    return Data(
-        train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, summary, source.levels
-    )
+    return replace(data, summary=summary)
+
+
+def select_images(source: Source, spec: DataSpec) -> tuple[Data, str]:
+    """Hold out images, leave out classes, thin classes out, hide labels, make labels wrong, limit; in this order.
+
+    Each has its own fixed seed. Also returns the split that the held-out images are from.
+    """
+    for setting in ("leave_out", "imbalance", "label_noise"):
+        if getattr(spec, setting) != getattr(DataSpec, setting):
+            source.splits["train"].all_labels.check_single(spec.location, f"data.{setting}")
+    train, held_out, held_out_from = _hold_out(source, spec)
+    remarks = (*source.remarks, *_held_out_remarks(train, held_out, held_out_from, source.classes))
+    test, classes, transfer = source.splits.get("test"), source.classes, None
+    transfer_classes: tuple[str, ...] = ()
+    if spec.leave_out:
+        if unknown := [name for name in spec.leave_out if name not in classes]:
+            raise BadInput(f"data.leave_out: the data have no class {unknown[0]!r}{did_you_mean(unknown[0], classes)}")
+        left_out_ids = [i for i, name in enumerate(classes) if name in spec.leave_out]
+        kept_ids = [i for i, name in enumerate(classes) if name not in spec.leave_out]
+        transfer = (_take_classes(train, left_out_ids), _take_classes(held_out, left_out_ids))
+        transfer_classes = tuple(classes[i] for i in left_out_ids)
+        # an unlabelled image may show a left-out class; nobody knows, so it is trained on
+        train, held_out = (_take_classes(split, kept_ids, unlabelled=True) for split in (train, held_out))
+        test = None if test is None else _take_classes(test, kept_ids)
+        classes = tuple(classes[i] for i in kept_ids)
+    if spec.imbalance > 1:
+        train = train.take(draw_long_tail(train.labels, spec.imbalance))
+    if spec.labelled < 1:
+        shown = draw_stratified(train.labels, spec.labelled, SPLIT_SEED + 1, include_singletons=True)
+        is_hidden = torch.ones(len(train), dtype=torch.bool)
+        is_hidden[shown] = False
+        train = replace(train, all_labels=train.all_labels.hidden(is_hidden))
+    if spec.label_noise:
+        noise = spec.label_noise, spec.label_noise_kind, spec.label_noise_seed
+        noisy = flip_labels(train.all_labels.single, len(classes), *noise)
+        train = replace(train, all_labels=Labels.of(noisy))
+    if spec.limit is not None and spec.limit < len(train):
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(SPLIT_SEED + 2))
+        train = train.take(order[: spec.limit].sort().values)
+    if not len(train):
+        raise BadInput(f"{spec.location}: no image is left to train on; change data.leave_out or data.holdout")
+    levels, skipped = source.levels, source.skipped
+    return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, skipped, {}, levels), held_out_from
 
 
 def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
@@ -88,36 +95,20 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     for name in ("val", "test"):
         if spec.holdout is None and name in source.splits:
             return train, source.splits[name], name
-    fraction = usual_holdout(train.labels) if spec.holdout is None else spec.holdout
-    if fraction == 0:
-        return train, train.take(torch.empty(0, dtype=torch.long)), "train"
-    is_held_out = draw_held_out(train.labels, fraction)
-    if not is_held_out.any():
-        advice = "add images"
-        if len(train) > 1:  # a batch needs two
-            advice += " or a val/ folder (pretrain on all: --set data.holdout=0)"
+    is_labelled = train.labels >= 0
+    usual = 0.2 if 0 < int(is_labelled.sum()) < FEW_LABELS else 0.1
+    fraction = usual if spec.holdout is None else spec.holdout
+    is_held_out = torch.zeros(len(train), dtype=torch.bool)
+    # unlabelled images cannot be evaluated on, so they are trained on, unless no labelled one can be spared
+    for candidates in (is_labelled.nonzero()[:, 0], (~is_labelled).nonzero()[:, 0]):
+        if not is_held_out.any():
+            is_held_out[candidates[draw_stratified(train.labels[candidates], fraction, SPLIT_SEED)]] = True
+    if fraction and not is_held_out.any():
         raise BadInput(
-            f"{spec.location}: {plural(len(train), 'image is', 'images are')} too few to hold out "
-            f"{fraction:.0%} of each class; {advice}"
+            f"{spec.location}: too few images to hold out {fraction:.0%} of each class: {len(train)}; add images or a "
+            "val/ folder (pretrain on all: --set data.holdout=0)"
         )
     return train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0]), "train"
-
-
-def usual_holdout(labels: Tensor) -> float:
-    """The fraction of the labelled images that is held out where a source has no held-out split."""
-    return 0.2 if 0 < int((labels >= 0).sum()) < FEW_LABELS else 0.1
-
-
-def draw_held_out(labels: Tensor, fraction: float) -> Tensor:
-    """Mask of the training images to hold out.
-
-    Unlabelled images cannot be evaluated on, so they are trained on, unless no labelled one can be spared.
-    """
-    is_held_out = torch.zeros(len(labels), dtype=torch.bool)
-    for candidates in ((labels >= 0).nonzero()[:, 0], (labels < 0).nonzero()[:, 0]) if fraction > 0 else ():
-        if not is_held_out.any():
-            is_held_out[candidates[draw_stratified(labels[candidates], fraction, SPLIT_SEED)]] = True
-    return is_held_out
 
 
 def _held_out_remarks(train: Split, held_out: Split, split_name: str, classes: Sequence[str]) -> Iterator[str]:
@@ -144,17 +135,6 @@ def draw_stratified(labels: Tensor, fraction: float, seed: int, include_singleto
         order = torch.randperm(len(members), generator=torch.Generator().manual_seed(derive_seed(seed, label + 1)))
         selected.append(members[order[:count]])
     return torch.cat(selected).sort().values if selected else torch.empty(0, dtype=torch.long)
-
-
-def _separate_classes(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Ids of the classes to train on, and of those left out of pretraining."""
-    for name in leave_out:
-        if name not in classes:
-            raise BadInput(
-                f"data.leave_out names class {name!r}, which the data do not have{did_you_mean(name, classes)}"
-            )
-    left_out = [i for i, name in enumerate(classes) if name in leave_out]
-    return [i for i in range(len(classes)) if i not in left_out], left_out
 
 
 def _take_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) -> Split:
@@ -189,53 +169,6 @@ def draw_long_tail(labels: Tensor, ratio: float) -> Tensor:
         members = (labels == number).nonzero()[:, 0]
         positions.append(members[torch.randperm(len(members), generator=generator)[:size].to(members.device)])
     return torch.cat(positions).sort().values
-
-
-def _hide_labels(train: Split, fraction: float) -> tuple[Split, list[str]]:
-    """Keep the labels of about `fraction` of each class; a remark if rounding in small classes changes the total."""
-    if fraction == 1.0:
-        return train, []
-    labels = keep_labels(train.labels, fraction)
-    sizes = torch.bincount(train.labels[train.labels >= 0])
-    kept_sizes = torch.bincount(labels[labels >= 0], minlength=len(sizes))
-    num_kept, num_requested = int(kept_sizes.sum()), round(fraction * int(sizes.sum()))
-    rounded_sizes, explanation = (sizes.double() * fraction).round(), ""
-    if num_kept > num_requested and bool((kept_sizes > rounded_sizes).any()):
-        explanation = "every class keeps at least one"
-    elif num_kept < num_requested and bool((kept_sizes < rounded_sizes).any()):
-        explanation = "every class of two or more hides at least one"
-    elif abs(num_kept - num_requested) > max(1, 0.05 * num_requested):
-        explanation = "the fraction is rounded in each class"
-    remark = (
-        f"data.labelled = {fraction:g} asks for {num_requested:,} of {int(sizes.sum()):,} labels; "
-        f"{num_kept:,} are kept, because {explanation}"
-    )
-    return replace(train, all_labels=train.all_labels.hidden(labels < 0)), [remark] if explanation else []
-
-
-def keep_labels(labels: Tensor, fraction: float) -> Tensor:
-    """The labels of about `fraction` of each class; others are -1."""
-    rows = draw_stratified(labels, fraction, SPLIT_SEED + 1, include_singletons=True)
-    shown = torch.full_like(labels, -1)
-    shown[rows] = labels[rows]
-    return shown
-
-
-def _with_noise(train: Split, classes: int, spec: DataSpec) -> Split:
-    if spec.label_noise == 0:
-        return train
-    noise = spec.label_noise, spec.label_noise_kind, spec.label_noise_seed
-    return replace(train, all_labels=Labels.of(flip_labels(train.all_labels.single, classes, *noise)))
-
-
-def _limit(train: Split, limit: int | None) -> Split:
-    return train if limit is None or limit >= len(train) else train.take(draw_limited(len(train), limit))
-
-
-def draw_limited(count: int, limit: int) -> Tensor:
-    """Positions of `limit` of `count` images."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(SPLIT_SEED + 2))
-    return order[:limit].sort().values
 
 
 def flip_labels(labels: Tensor, classes: int, fraction: float, kind: NoiseKind = "symmetric", seed: int = 0) -> Tensor:

@@ -1,8 +1,9 @@
-"""Splits of a source: which images are in one, with their labels and names; and the settings that choose them."""
+"""Splits of a source: which images are in one, with their labels, names and checksums; and the settings of them."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +15,10 @@ import numpy as np
 
 from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Within, marked
 from supancl.core.labels import Labels
-from supancl.data.content import Content, join_content, shard_content
 from supancl.data.order import Order
 from supancl.data.store.memory import Batch, ImageStore, UnreadableRows
 from supancl.errors import plural
+from supancl.files import open_regular
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,8 @@ SPLIT_NAMES = {  # name of a folder or shard -> split
 }
 NO_LABEL = ("-1", "-1.0")  # a column with gaps turns -1 into -1.0
 NAMES_AT_A_TIME = 65_536  # there may be millions
+BLOCK_BYTES = 4096
+SAMPLED_BLOCKS = 16  # of a shard, evenly spaced; reading shards whole would take hours
 
 
 # settings that take training images away or change their labels
@@ -219,15 +222,74 @@ class Split:
         checksums = self.store.pixel_checksums(self.index.cpu())
         if checksums is None:
             return None
-        return Content("pixels", checksums.astype(np.uint64), np.zeros((0, 2), np.int64), self._names_of)
-
-    def _names_of(self, positions: Sequence[int]) -> list[str]:
-        return self.names_at(torch.tensor(positions, dtype=torch.long))
+        return Content("pixels", checksums.astype(np.uint64), np.zeros((0, 2), np.int64), (self,))
 
     def relabelled(self, ids: Tensor) -> Split:
         """Labels, of one each, replaced by ids[label]; -1 stays."""
         labels = self.all_labels.single
         return replace(self, all_labels=Labels.of(torch.where(labels >= 0, ids[labels.clamp(min=0)], labels)))
+
+
+@dataclass(frozen=True)
+class Content:
+    """A value that changes with each image (`pixels`) or shard (`shards`), so that a run notices what was replaced.
+
+    `stamps` (n, 2) are time and inode of each shard: they differ for a copy, so they alone prove no change.
+    """
+
+    kind: Literal["pixels", "shards"]
+    values: np.ndarray  # (n,) uint64
+    stamps: np.ndarray  # (n, 2) int64; (0, 2) for pixels
+    named: Sequence[Split | Path] = ()  # the splits of the images, or the shards
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.kind.encode() + np.ascontiguousarray(self.values).tobytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The values and stamps as an npz file."""
+        file = io.BytesIO()
+        np.savez(file, values=self.values, stamps=self.stamps)
+        return file.getvalue()
+
+    def changed_names(self, saved: Content | None) -> list[str]:
+        """Names of the images or shards that differ from the saved ones; empty if those do not fit."""
+        if saved is None or saved.values.shape != self.values.shape:
+            return []
+        is_changed, names = torch.from_numpy(saved.values != self.values), list[str]()
+        for each in self.named:
+            count = len(each) if isinstance(each, Split) else 1
+            changed, is_changed = is_changed[:count].nonzero()[:, 0], is_changed[count:]
+            names += each.names_at(changed) if isinstance(each, Split) else [str(each)] * len(changed)
+        return names
+
+    def has_other_stamps(self, saved: Content | None) -> bool:
+        return saved is not None and not np.array_equal(saved.stamps, self.stamps)
+
+
+def read_content(path: Path) -> Content | None:
+    """Saved values and stamps; None if the file is missing or damaged: then names cannot be given."""
+    try:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
+            return Content("pixels", arrays["values"], arrays["stamps"])
+    except Exception:  # numpy, zipfile and zlib each raise something else
+        return None
+
+
+def shard_content(shards: Sequence[Path]) -> Content:
+    """Sizes and sampled bytes of files that are too large to read whole."""
+    values, stamps = np.zeros(len(shards), np.uint64), np.zeros((len(shards), 2), np.int64)
+    for number, path in enumerate(shards):
+        status = path.stat()
+        stamps[number] = status.st_mtime_ns, status.st_ino
+        content = hashlib.sha256(str(status.st_size).encode())
+        starts = np.linspace(0, max(0, status.st_size - BLOCK_BYTES), SAMPLED_BLOCKS).astype(int)
+        with open_regular(path) as file:
+            for start in np.unique(starts).tolist():
+                file.seek(start)
+                content.update(file.read(BLOCK_BYTES))
+        values[number] = int.from_bytes(content.digest()[:8], "little")
+    return Content("shards", values, stamps, shards)
 
 
 @dataclass(frozen=True)
@@ -239,7 +301,6 @@ class Source:
     remarks: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable images that were left out, and why
     items: Sequence[object] = ()  # image files or rows in the order of the store; empty for arrays
-    empty_folders: tuple[str, ...] = ()  # class folders without an image
     levels: tuple[int, ...] = ()  # of a hierarchy, whose names are paths: the level of each class, 0 for the coarsest
 
     @property
@@ -283,8 +344,13 @@ class Data:
     @cached_property
     def content(self) -> Content | None:
         """Checksums of the training images and the held-out ones; None if a store has none."""
-        contents = [content for split in (self.train, self.held_out) if len(split) and (content := split.content())]
-        return join_content(contents) if len(contents) == bool(len(self.train)) + bool(len(self.held_out)) else None
+        splits = [split for split in (self.train, self.held_out) if len(split)]
+        contents = [content for split in splits if (content := split.content()) is not None]
+        if not contents or len(contents) < len(splits):
+            return None
+        if len(contents) == 1 or contents[0].kind == "shards":  # the shards of a stream hold all of its splits
+            return contents[0]
+        return replace(contents[0], values=np.concatenate([each.values for each in contents]), named=splits)
 
 
 def full_split(store: ImageStore, labels: Labels | Tensor, names: Sequence[str]) -> Split:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from supancl.data.decode import decode, image_problem
 from supancl.data.order import derive_seed, epoch_order
-from supancl.data.sources.voc import read_annotation, read_list
+from supancl.data.sources.folder import read_annotation, read_list
 from supancl.data.threads import ReadingThreads, waiting_for_images
 from supancl.detection import DetectSpec
 from supancl.errors import BadInput

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.data.hierarchy import with_leaf_labels
+from supancl.data.labels import with_leaf_labels
 from supancl.data.splits import Data, Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput

@@ -14,9 +14,8 @@ import torch
 
 from supancl.core.encoders import PROJECTOR, Encoder
 from supancl.core.precision import pick_device
-from supancl.data.content import read_content
 from supancl.data.opening import is_same_source
-from supancl.data.splits import Source, Split
+from supancl.data.splits import Source, Split, read_content
 from supancl.data.views.evaluation import View
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput

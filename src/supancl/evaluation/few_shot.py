@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.data.hierarchy import with_leaf_labels
+from supancl.data.labels import with_leaf_labels
 from supancl.data.preparing import prepare_data
 from supancl.data.splits import Data, DataSpec, Source, Split, fingerprint
 from supancl.errors import BadInput

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
-from supancl.data.hierarchy import Level, take_each_level, with_leaf_labels
+from supancl.data.labels import Level, take_each_level, with_leaf_labels
 from supancl.data.opening import open_benchmark, open_source
 from supancl.data.order import derive_seed
 from supancl.data.preparing import SPLIT_SEED, draw_stratified, prepare_data

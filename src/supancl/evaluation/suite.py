@@ -197,9 +197,7 @@ def data_key(name: str, root: Path) -> str:
     """A digest of the data set's files, splits and labels: if they change, results are measured again."""
     benchmark = find_benchmark(name, root)
     if benchmark.files is not None:
-        entries = sorted(
-            (path, str(split), str(label)) for split, path, label in benchmark.files(benchmark.folder).entries
-        )
+        entries = sorted((path, str(split), str(label)) for split, path, label in benchmark.files(benchmark.folder))
     else:  # ROOT may hold other files too, so only the first of its own counts
         arrays = [benchmark.folder / file for file in benchmark_row(name).arrays]
         entries = [(array, "", "") for array in arrays if array.is_file()][:1]

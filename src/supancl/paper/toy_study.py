@@ -17,7 +17,7 @@ from torch import Tensor
 
 from supancl.config import to_json
 from supancl.data.order import derive_seed
-from supancl.data.sources.toy import Toy
+from supancl.data.sources.arrays import Toy
 from supancl.files import write_json, write_text
 from supancl.paper.numbers import TOY, TOY_TRANSFER
 from supancl.paper.toy_training import ALPHAS, FULL, Reading, Size, Trained, draw_data, train

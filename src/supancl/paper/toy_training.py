@@ -17,7 +17,7 @@ from torch import Tensor
 
 from supancl.core.schedules import ScheduleSpec, learning_rate
 from supancl.data.order import derive_seed
-from supancl.data.sources.toy import Toy, ToySpec, draw_toy
+from supancl.data.sources.arrays import Toy, ToySpec, draw_toy
 
 ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 

@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -23,7 +23,6 @@ from supancl.config import from_json, hints
 from supancl.core.losses import Align, Loss, LossTraits, Terms
 from supancl.core.specs import EncoderSpec, PoolSpec
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark
-from supancl.data.sources.layouts import Entry, OfficialList
 from supancl.errors import BadInput, SupanclError
 
 if TYPE_CHECKING:
@@ -121,19 +120,8 @@ def register_benchmark(name: str, row: Benchmark) -> None:
             f"benchmark {name!r}: needs split=(train, val, test) or images=N, and files={{MARK: reader}}, where "
             "the file or folder/ MARK identifies it (docs/extending.md)"
         )
-
-    def as_list(reader: Callable[[Path], OfficialList | Iterable[Entry]], folder: Path) -> OfficialList:
-        listed = reader(folder)
-        if isinstance(listed, OfficialList):
-            return listed
-        entries = [(split, Path(file), label) for split, file, label in listed]
-        if unknown := {split for split, _, _ in entries} - {"train", "val", "test", "trainval"}:
-            raise BadInput(f"benchmark {name!r}: unknown splits {sorted(unknown)}; give train, val, test or trainval")
-        return OfficialList(entries)
-
     REGISTERED_BENCHMARKS.add(name)
-    files: dict[str, Any] = {mark: functools.partial(as_list, reader) for mark, reader in row.files.items()}
-    BENCHMARKS[name] = dataclasses.replace(row, files=files)
+    BENCHMARKS[name] = row
 
 
 # --- reading runs back ------------------------------------------------------------------------------------------------

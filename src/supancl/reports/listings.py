@@ -240,7 +240,7 @@ def show_data(
         if section != "data" or not inner:
             raise BadInput(f"{field}: only fields of data say how a source is read; leave it out")
         spec = replaced(spec, inner, value, "data")
-    opened = open_source(spec, channels, lenient=True)
+    opened = open_source(spec, channels)
     facts = describe_source(opened, spec)
     print_facts(facts)
     return facts | {"pictures": draw_sheets(opened, shown or fitting_recipe(opened, facts), folder)}
@@ -249,7 +249,7 @@ def show_data(
 def fitting_recipe(source: Source, facts: Mapping[str, Any]) -> Recipe:
     """The recipe that `pretrain` would fit to these images."""
     from supancl.core.precision import pick_device
-    from supancl.data.survey import Survey
+    from supancl.data.opening import Survey
     from supancl.recipes.auto import default_recipe, fit_recipe, with_short_side
 
     train = source.splits["train"]
@@ -299,7 +299,6 @@ def describe_source(source: Source, spec: DataSpec) -> dict[str, Any]:
         "histogram": histogram,
         "sizes": {name: [int(f(values)) for f in (np.min, np.median, np.max)] for name, values in sides.items()},
         "unreadable": dict(source.skipped),
-        "empty_class_folders": list(source.empty_folders),
         # unreadable images have their own entry
         "remarks": [remark for remark in source.remarks if not remark.startswith(SKIPPED)],
     }
@@ -342,13 +341,9 @@ def print_facts(facts: dict[str, Any]) -> None:
         say(f"{side}: {low} to {high} px, median {middle}")
     for remark in facts["remarks"]:
         say(f"remark: {remark}")
-    for title, entries in (
-        ("unreadable images", [f"{path}: {reason}" for path, reason in facts["unreadable"].items()]),
-        ("class folders without an image, which pretrain refuses", facts["empty_class_folders"]),
-    ):
-        if entries or title == "unreadable images":
-            for line in [f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries[:20])]:
-                say(line)
+    unreadable = [f"  {path}: {reason}" for path, reason in facts["unreadable"].items()]
+    for line in [f"unreadable images: {len(unreadable)}", *unreadable[:20]]:
+        say(line)
 
 
 def check(name: str, *, root: str | None = None) -> dict[str, Any]:

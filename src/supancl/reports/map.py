@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from supancl.core.labels import Labels
-from supancl.data.hierarchy import with_leaf_labels
-from supancl.data.labels import label_cell
+from supancl.data.labels import label_cell, with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.encoder import EvaluatedEncoder

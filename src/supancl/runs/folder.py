@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from supancl.config import parse_json, to_json
-from supancl.data.content import Content, read_content
 from supancl.data.opening import absolute_source
-from supancl.data.splits import Data
+from supancl.data.splits import Content, Data, read_content
 from supancl.errors import BadInput
 from supancl.files import (
     Output,

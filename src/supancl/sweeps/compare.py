@@ -190,7 +190,7 @@ def train_and_compare(
     rows: Rows, labels: Labels, sweep: Sweep, against: Against, leave_out: float = 0.0, shots: int = 5
 ) -> tuple[Result, Runs]:
     """Train every row with every seed and measure it; returns the content of results.json, and the runs."""
-    from supancl.data.hierarchy import with_leaf_labels
+    from supancl.data.labels import with_leaf_labels
     from supancl.sweeps.runner import RunEvaluator, Runs, collect_results, summarize
     from supancl.training.start import resolve
 

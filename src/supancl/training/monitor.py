@@ -17,7 +17,7 @@ from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.core.pools import Pool
-from supancl.data.hierarchy import with_leaf_labels
+from supancl.data.labels import with_leaf_labels
 from supancl.data.splits import Data, Split
 from supancl.errors import BadInput, Collapsed, NonFinite, program_name
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, linear_probe, variance

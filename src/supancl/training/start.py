@@ -16,13 +16,12 @@ from typing import Annotated, Any, Literal
 from typing_extensions import Unpack
 
 from supancl.config import FLAG, PYTHON
-from supancl.data.from_python import Images, is_image_file, source_from_images, split_labels
-from supancl.data.opening import check_source, open_data
+from supancl.data.from_python import Images, is_image_file, list_images, split_labels
+from supancl.data.opening import check_source, load, open_data, survey_data, survey_source
 from supancl.data.preparing import prepare_data
 from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
-from supancl.data.survey import survey_data, survey_source
 from supancl.data.views.specs import Crops
 from supancl.distributed import from_environment, join_ranks
 from supancl.errors import BadInput, is_out_of_memory
@@ -273,7 +272,8 @@ def open_given(recipe: Recipe, data: Any) -> Data | None:
     if is_to_be_fitted(recipe) and isinstance(recipe.views, Crops):  # the size of its views is not chosen yet
         spec = with_short_side(recipe.with_set({"views.size": VIEW_SIZES[-1]})).data
     spec, channels = replace(spec, source=FROM_PYTHON, joined=()), recipe.encoder.channels
-    return prepare_data(source_from_images(*split_labels(data, spec, channels), spec, channels), spec)
+    listing = list_images(*split_labels(data, spec, channels), spec, channels)
+    return prepare_data(load(listing, channels, spec), spec)
 
 
 # --- the recipe of the run --------------------------------------------------------------------------------------------

@@ -14,10 +14,9 @@ from typing_extensions import Unpack
 
 from supancl.config import FLAG, checked
 from supancl.core.labels import Labels
-from supancl.data.from_python import Images, is_image_file, label_numbers, source_from_images, split_labels
-from supancl.data.hierarchy import with_given_labels
-from supancl.data.labels import label_cells, weight_matrix
-from supancl.data.opening import check_source, open_source
+from supancl.data.from_python import Images, is_image_file, label_numbers, list_images, split_labels
+from supancl.data.labels import label_cells, weight_matrix, with_given_labels
+from supancl.data.opening import check_source, load, open_source
 from supancl.data.splits import Data, DataSpec, Source, Split, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.evaluation import View, evaluation_short_side
@@ -120,7 +119,7 @@ def find_splits(encoder: Encoder, images: Any, view: View) -> Iterator[Split]:
         return
     one_image = isinstance(images, (str, Path, Image.Image))
     images, labels = ([images], None) if one_image else split_labels(images, spec, channels)
-    split = source_from_images(images, None, spec, channels).splits["train"]
+    split = load(list_images(images, None, spec, channels), channels, spec).splits["train"]
     yield split if labels is None else replace(split, all_labels=Labels.of(label_numbers(labels, len(split))))
 
 

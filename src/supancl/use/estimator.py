@@ -23,11 +23,14 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from supancl.config import LARGEST_COUNT, to_json
 from supancl.core.encoders import Encoder
+from supancl.core.labels import Labels
 from supancl.core.specs import EncoderSpec
-from supancl.data.from_python import is_missing, keep_missing
+from supancl.data.from_python import as_array, is_missing, keep_missing
+from supancl.data.listing import list_stored
+from supancl.data.opening import load
 from supancl.data.preparing import prepare_data
-from supancl.data.sources.arrays import FROM_PYTHON, as_array
-from supancl.data.splits import Data, DataSpec, Source, full_split
+from supancl.data.sources.arrays import FROM_PYTHON
+from supancl.data.splits import Data, DataSpec
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.specs import Masks
 from supancl.errors import BadInput, Interrupted, did_you_mean
@@ -322,8 +325,9 @@ def vector_data(rows: np.ndarray, labels: np.ndarray, requested: Recipe) -> Data
     store = ArrayImages(torch.from_numpy(rows.astype(np.float32)))
     names = [f"rows[{i}]" for i in range(len(rows))]
     classes = tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
-    split = full_split(store, torch.from_numpy(labels), names)
-    return prepare_data(Source({"train": split}, classes), replace(requested.data, source=FROM_PYTHON))
+    spec = replace(requested.data, source=FROM_PYTHON)
+    listing = list_stored(store, Labels.of(torch.from_numpy(labels)), {"train": names}, classes, "the rows")
+    return prepare_data(load(listing, 1, spec), spec)
 
 
 def _to_plain(value: Any) -> Any:

@@ -1,23 +1,25 @@
-"""Sources in memory: arrays from Python, `.npz` files, the built-in digits and toy data."""
+"""Sources in memory: arrays from Python, `.npz` files, the built-in digits and toy data, and CIFAR as published."""
 
 from __future__ import annotations
 
-import contextlib
 import math
+import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from supancl.config import Count, NotNegative
 from supancl.core.labels import Labels
-from supancl.data.labels import labels_of_splits, pairs_from_matrix
-from supancl.data.listing import Listing, list_stored
-from supancl.data.sources.toy import list_toy
-from supancl.data.splits import NO_LABEL, DataSpec, full_split, sorted_names
+from supancl.data.labels import SUPERCLASSES, labels_from_pairs, pairs_from_matrix
+from supancl.data.listing import OFFICIAL_SPLITS, SPLITS, Listing, list_stored, renumbered
+from supancl.data.order import derive_seed
+from supancl.data.splits import NO_LABEL, DataSpec, sorted_names
 from supancl.data.store.memory import ArrayImages
-from supancl.errors import BadInput, did_you_mean, plural
+from supancl.errors import BadInput, did_you_mean
 from supancl.files import check_fits_memory, check_zip, open_regular
 
 if TYPE_CHECKING:
@@ -30,179 +32,99 @@ GREY_CHUNK_BYTES = 2**22
 MAX_RATIO = 200  # of the bytes of an array to its bytes in the file: real images compress far less
 MIN_CHECKED_BYTES = 2**28  # smaller arrays may have any ratio: labels in order compress by 1,000
 MAX_CLASSES = 1_000_000  # a larger label is hardly a class number: each number up to it becomes a class
-
-Header = tuple[tuple[int, ...], "np.dtype[Any]"]  # shape and type
-
-
-def list_digits(channels: int) -> Listing:
-    """The 1,797 handwritten digits (8 x 8) that ship inside scikit-learn."""
-    from sklearn.datasets import load_digits
-
-    dataset = load_digits()
-    images = (dataset.images * (255 / 16)).round().astype(np.uint8)
-    return list_arrays({"train": (images, dataset.target)}, channels, "digits", tuple("0123456789"))
-
-
 FROM_PYTHON = "arrays"  # the source of a run on arrays or lists in Python, which are not kept
-BUILT_IN: dict[str, Callable[[int], Listing]] = {"digits": list_digits, "toy": list_toy}
 
-
-def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -> Listing:
-    """A source from train_images and train_labels, and optionally val_*, test_* and class_names."""
-    try:
-        with open_npz(path) as archive:
-            return _read_npz(archive, channels, max_labels)
-    except BadInput:
-        raise
-    except Exception as error:  # numpy, zipfile and zlib each raise something else
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
-
-
-def _read_npz(archive: NpzArchive, channels: int, max_labels: int) -> Listing:
-    """Only the arrays that are needed are read, and only after the headers of all of them were checked."""
-    path, headers = archive.path, archive.headers
-    if "class_names" in headers:
-        shape, dtype = headers["class_names"]
-        if dtype.kind not in "US" or len(shape) != 1:
-            raise BadInput(f"{path}: class_names has shape {shape} of {dtype}; it must be a list of strings")
-    splits = []
-    for split in ("train", "val", "test"):
-        if f"{split}_images" not in headers:
-            if split == "train":
-                raise BadInput(
-                    f"{path}: no train_images; it has {', '.join(sorted(headers)) or 'nothing'}; save it with "
-                    "train_images and train_labels"
-                )
-            continue
-        shape, dtype = headers[f"{split}_images"]
-        check_image_array(shape, dtype, f"{path}: {split}_images")
-        if f"{split}_labels" in headers:
-            check_label_array(*headers[f"{split}_labels"], shape[0], f"{path}: {split}_labels")
-        splits.append(split)
-    names = [*(f"{split}_{part}" for split in splits for part in ("images", "labels")), "class_names"]
-    archive.check_sizes([name for name in names if name in headers])
-    class_names = archive.read("class_names") if "class_names" in headers else None
-    class_names = None if class_names is None else _as_text(class_names)
-    images = {split: archive.read(f"{split}_images") for split in splits}
-    labels = {split: archive.read(name) for split in splits if (name := f"{split}_labels") in headers}
-    arrays = {split: (images[split], labels.get(split, np.full(len(images[split]), -1))) for split in splits}
-    classes = None if class_names is None else tuple(map(str, class_names))
-    return list_arrays(arrays, channels, str(path), classes, max_labels)
+ArrayReader = Callable[[Path, int], Listing]  # (folder, channels); the splits have their official names
 
 
 def list_arrays(
-    splits: dict[str, tuple[np.ndarray, np.ndarray]],
+    splits: Mapping[str, tuple[np.ndarray, np.ndarray | None]],
     channels: int,
     location: str,
-    classes: tuple[str, ...] | None,
+    classes: tuple[str, ...] | None = None,
     max_labels: int = DataSpec.max_labels,
 ) -> Listing:
     """A listing of (images, labels) by split; `location` names it in messages.
 
-    Labels are (N,), or weights (N, C) of several or soft labels, one column per class.
+    Images are (N, H, W[, C]) uint8, of one size. Labels are (N,) numbers of `classes`, or names, or weights (N, C) of
+    several or soft labels, one column per class.
     """
-    _check_class_names(classes or (), location)
-    for name, (images, given) in splits.items():
-        check_label_array(np.shape(given), np.asarray(given).dtype, len(images), f"{location}: {name}_labels")
-    splits, classes = number_labels(splits, location, classes)
-    labels, classes = read_labels(splits, location, classes, max_labels)
-    by_split, depth_by_split = {}, {}
     for name, (images, _) in splits.items():
-        images, depth = _checked_images(np.asarray(images), f"{location}: {name}_images")
-        depth_by_split[name] = depth
-        store = ArrayImages(convert_channels(images, channels))
-        by_split[name] = full_split(store, labels[name], _RowNames(f"{name}_images", len(images)))
-    if len(set(depth_by_split.values())) > 1:
-        counts = ", ".join(f"{name} {depth}" for name, depth in depth_by_split.items())
-        raise BadInput(f"{location}: images have different channel counts ({counts}); convert them to one")
-    highest_label = max(int(split.labels.max()) if len(split) else -1 for split in by_split.values())
-    if classes is None:
-        classes = tuple(str(i) for i in range(highest_label + 1))
-    if highest_label >= len(classes):
-        raise BadInput(
-            f"{location}: label {highest_label} has no name; class_names has {len(classes)}, give one per label"
-        )
-    return list_stored(by_split, classes, location)
-
-
-def _check_class_names(classes: Sequence[str], location: str) -> None:
-    """Refuse an empty name, and names that differ in spaces at most: in a table of labels they would be one class."""
-    seen: set[str] = set()
-    for number, name in enumerate(map(str.strip, classes)):
-        if not name or name in seen:
-            fault = f"{name[:80]!r} for two classes" if name else f"no name for class {number}"
-            raise BadInput(f"{location}: class_names has {fault}; give every class a name, each a different one")
-        seen.add(name)
-
-
-def read_labels(
-    splits: dict[str, tuple[np.ndarray, np.ndarray]], location: str, classes: tuple[str, ...] | None, max_labels: int
-) -> tuple[dict[str, Labels], tuple[str, ...] | None]:
-    """The checked labels of each split, and the class names, one per column if labels are weights (N, C)."""
-    arrays = {name: np.asarray(labels) for name, (_, labels) in splits.items()}
-    columns = {name: labels.shape[1] for name, labels in arrays.items() if labels.ndim == 2}
-    if not columns:
-        return {
-            name: Labels.of(checked_labels(labels, f"{location}: {name}_labels")) for name, labels in arrays.items()
-        }, classes
-    first, count = next(iter(columns.items()))
-    for name, labels in arrays.items():
-        if labels.ndim == 1 and bool((labels == -1).all()):
-            arrays[name] = np.full((len(labels), count), -1)  # no labels at all
-        elif columns.get(name) != count:
-            raise BadInput(
-                f"{location}: {first}_labels has shape {arrays[first].shape}, {name}_labels {labels.shape}; give all "
-                "splits one column per class, the same ones"
-            )
-    if classes is not None and len(classes) != count:
-        raise BadInput(
-            f"{location}: {first}_labels has {count} columns, class_names {len(classes)} names; give one per column"
-        )
-    pairs = {
-        name: pairs_from_matrix(labels, max_labels, f"{location}: {name}_labels: row {{}}".format, range(count))
-        for name, labels in arrays.items()
-    }
-    return labels_of_splits(pairs), classes or tuple(map(str, range(count)))
+        check_image_array(images.shape, images.dtype, f"{location}: {name}_images")
+    shapes = {name: (*images.shape, 1)[1:4] for name, (images, _) in splits.items()}
+    if len(set(shapes.values())) > 1:
+        raise BadInput(f"{location}: images have different sizes or channels ({shapes}); give them one")
+    counts = {name: len(images) for name, (images, _) in splits.items()}
+    given = {name: np.full(counts[name], -1) if labels is None else labels for name, (_, labels) in splits.items()}
+    labels, classes = number_labels(given, counts, location, classes, max_labels)
+    if len(splits) == 1:
+        pixels = convert_channels(next(iter(splits.values()))[0], channels)
+    else:  # one split after the other, so that there are never two copies of all
+        height, width, _ = next(iter(shapes.values()))
+        pixels, start = torch.empty(sum(counts.values()), channels, height, width, dtype=torch.uint8), 0
+        for images, _ in splits.values():
+            pixels[start : start + len(images)] = convert_channels(images, channels)
+            start += len(images)
+    names = {name: [f"{name}_images[{row}]" for row in range(count)] for name, count in counts.items()}
+    return list_stored(ArrayImages(pixels), labels, names, classes, location)
 
 
 def number_labels(
-    splits: dict[str, tuple[np.ndarray, np.ndarray]], location: str, classes: tuple[str, ...] | None
-) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[str, ...] | None]:
-    """Numbers in place of labels that are texts: in the order of `classes`, or sorted. '' and -1 are no labels."""
-    texts = {name: np.asarray(labels) for name, (_, labels) in splits.items() if np.asarray(labels).dtype.kind in "US"}
-    if not texts:
-        return splits, classes
-    texts = {name: np.char.strip(_as_text(labels)) for name, labels in texts.items()}
-    used = {str(text) for labels in texts.values() for text in np.unique(labels)} - {"", *NO_LABEL}
-    for name, (_, labels) in splits.items():
-        if name not in texts and (np.asarray(labels) >= 0).any():
-            raise BadInput(f"{location}: {name}_labels are numbers, {next(iter(texts))}_labels texts; use one of them")
-    classes = sorted_names(used, by_number=False) if classes is None else classes
-    if unknown := sorted(used - set(classes)):
-        raise BadInput(f"{location}: label {unknown[0]!r} is not in class_names{did_you_mean(unknown[0], classes)}")
-    number = {name: i for i, name in enumerate(classes)}
-    numbered = dict(splits)
-    for name, labels in texts.items():
-        present, rows = np.unique(labels, return_inverse=True)
-        numbered[name] = splits[name][0], np.array([number.get(str(text), -1) for text in present], np.int64)[rows]
-    return numbered, classes
+    given: Mapping[str, np.ndarray],
+    counts: Mapping[str, int],
+    location: str,
+    classes: tuple[str, ...] | None,
+    max_labels: int,
+) -> tuple[Labels, tuple[str, ...]]:
+    """The labels of all splits, one after the other, and the class names."""
+    if classes is not None and len({name.strip() for name in classes} - {""}) < len(classes):
+        raise BadInput(f"{location}: class_names has an empty name, or one twice; give every class a name of its own")
+    for name, labels in given.items():
+        _check_label_array(labels.shape, labels.dtype, counts[name], f"{location}: {name}_labels")
+    kinds = {name: (labels.ndim, labels.dtype.kind in "US") for name, labels in given.items()}
+    used = [name for name, labels in given.items() if not (kinds[name] == (1, False) and bool((labels == -1).all()))]
+    if len({(kinds[name], given[name].shape[1:]) for name in used}) > 1:
+        raise BadInput(f"{location}: labels are numbers in one split, names or weights of classes in another; use one")
+    columns = given[used[0]].shape[1:] if used else ()
+    if columns:  # weights
+        parts = [labels if name in used else np.full((len(labels), *columns), -1) for name, labels in given.items()]
+        if classes is not None and len(classes) != columns[0]:
+            raise BadInput(f"{location}: labels have {columns[0]} columns, class_names {len(classes)}; give one each")
+        pairs = pairs_from_matrix(np.concatenate(parts), max_labels, f"{location}: labels")
+        return labels_from_pairs(pairs), classes or tuple(map(str, range(columns[0])))
+    if used and kinds[used[0]][1]:
+        joined = np.concatenate([given[name] if name in used else np.full(counts[name], "") for name in given])
+        present, rows = np.unique(np.char.strip(_as_text(joined)), return_inverse=True)
+        names = [str(text) for text in present if text not in ("", *NO_LABEL)]
+        classes = sorted_names(set(names), by_number=False) if classes is None else classes
+        if unknown := sorted(set(names) - set(classes)):
+            raise BadInput(f"{location}: label {unknown[0]!r} is not in class_names{did_you_mean(unknown[0], classes)}")
+        number = {name: i for i, name in enumerate(classes)}
+        return Labels.of(torch.tensor([number.get(str(text), -1) for text in present])[torch.from_numpy(rows)]), classes
+    numbers = np.concatenate([labels.astype(np.int64) for labels in given.values()])
+    lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (-1, -1)
+    if lowest < -1 or highest >= (MAX_CLASSES if classes is None else len(classes)):
+        raise BadInput(
+            f"{location}: labels from {lowest} to {highest}; labels are class numbers 0, 1, ... below "
+            f"{f'{MAX_CLASSES:,}' if classes is None else f'{len(classes)} (class_names)'}, and -1 for unlabelled"
+        )
+    return Labels.of(torch.from_numpy(numbers)), classes or tuple(map(str, range(highest + 1)))
 
 
-def close_gaps(*labels: np.ndarray) -> tuple[list[np.ndarray], tuple[str, ...] | None]:
+def close_gaps(arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], tuple[str, ...] | None]:
     """Class numbers 0, 1, ... of integers that have gaps, and the integers as class names; without gaps no names.
 
-    >>> close_gaps(np.array([20, 10, -1, 20]))
+    >>> close_gaps([np.array([20, 10, -1, 20])])
     ([array([ 1,  0, -1,  1])], ('10', '20'))
-    >>> close_gaps(np.array([1, 0, -1]))
+    >>> close_gaps([np.array([1, 0, -1])])
     ([array([ 1,  0, -1])], None)
     """
-    if any(array.dtype.kind not in "iu" or array.ndim != 1 for array in labels):
-        return list(labels), None
-    used = sorted({number for array in labels for number in np.unique(array).tolist() if number >= 0})
+    if any(array.dtype.kind not in "iu" or array.ndim != 1 for array in arrays):
+        return list(arrays), None
+    used = sorted({number for array in arrays for number in np.unique(array).tolist() if number >= 0})
     if used == list(range(len(used))):
-        return list(labels), None
-    numbered = [np.where(array < 0, array.astype(np.int64), np.searchsorted(used, array)) for array in labels]
+        return list(arrays), None
+    numbered = [np.where(array < 0, array.astype(np.int64), np.searchsorted(used, array)) for array in arrays]
     return numbered, tuple(map(str, used))
 
 
@@ -210,88 +132,31 @@ def _as_text(labels: np.ndarray) -> np.ndarray:
     return np.char.decode(labels, "utf-8", "replace") if labels.dtype.kind == "S" else labels
 
 
-class _RowNames(Sequence[str]):
-    """Names such as 'train_images[17]', built on demand."""
-
-    def __init__(self, name: str, length: int) -> None:
-        self.name, self.length = name, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: Any) -> Any:
-        return f"{self.name}[{index}]"
-
-
-def as_array(images: Any, dims: int = 4) -> Any:
-    """A tensor of `dims` dimensions as an array with its channels last; anything else as it is.
-
-    >>> as_array(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), 4).shape
-    (5, 8, 8, 3)
-    """
-    if not isinstance(images, torch.Tensor):
-        return images
-    if images.dtype != torch.uint8:
-        raise BadInput(
-            f"a tensor of images holds {images.dtype}; it must be uint8, 0 to 255; if it is from 0 to 1, as ToTensor "
-            "makes it: (images * 255).round().byte()"
-        )
-    if images.ndim == 3 < dims and images.shape[0] in (1, 3):
-        raise BadInput(
-            f"a tensor of shape {tuple(images.shape)} is one image; give several, or this one as image[None]"
-        )
-    if images.ndim == dims and images.shape[-3] in (1, 3) and images.shape[-1] not in (1, 3):
-        images = images.movedim(-3, -1)
-    return images.cpu().numpy()
-
-
 def check_image_array(shape: tuple[int, ...], dtype: np.dtype[Any], location: str) -> None:
     """Refuse an array that is not one of images; its shape and type are in the header of its file."""
-    if dtype != np.uint8:
-        convert = "; if they are from 0 to 1: (images * 255).round().astype('uint8')" if dtype.kind == "f" else ""
-        raise BadInput(f"{location} holds {dtype}; images must be uint8, 0 to 255{convert}")
-    shape = (*shape, 1) if len(shape) == 3 else shape
-    if len(shape) != 4 or shape[3] not in (1, 3):
-        convert = (
-            "; if it is (N, C, H, W): images.transpose(0, 2, 3, 1)" if len(shape) == 4 and shape[1] in (1, 3) else ""
+    full = (*shape, 1) if len(shape) == 3 else shape
+    is_one = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))  # would be taken for many narrow ones
+    if dtype != np.uint8 or is_one or len(full) != 4 or full[3] not in (1, 3) or not math.prod(full):
+        raise BadInput(
+            f"{location}: shape {shape} of {dtype}; images are uint8, 0 to 255, of shape (N, H, W) or (N, H, W, 3); of "
+            "0 to 1: (images * 255).round().astype('uint8'), of (N, C, H, W): images.transpose(0, 2, 3, 1), one: "
+            "image[None]"
         )
-        raise BadInput(f"{location} has shape {shape}; it must be (N, H, W), (N, H, W, 1) or (N, H, W, 3){convert}")
-    if not math.prod(shape):
-        raise BadInput(f"{location} is empty (shape {shape}); give at least one image of one pixel")
 
 
-def check_label_array(shape: tuple[int, ...], dtype: np.dtype[Any], num_images: int, location: str) -> None:
+def _check_label_array(shape: tuple[int, ...], dtype: np.dtype[Any], images: int, location: str) -> None:
     is_weights = len(shape) == 2 and shape[1] > 1  # a single column is more likely class numbers
-    if dtype.kind not in ("biuf" if is_weights else "iuUS"):
-        kind = "weights must be numbers" if is_weights else "labels must be integers, -1 for unlabelled, or class names"
-        raise BadInput(f"{location} holds {dtype}; {kind}")
-    if shape[:1] != (num_images,) or not (is_weights or len(shape) == 1):
+    is_kind = dtype.kind in ("biuf" if is_weights else "iuUS")
+    if not is_kind or shape[:1] != (images,) or not (is_weights or len(shape) == 1):
         raise BadInput(
-            f"{location} has shape {shape} for {plural(num_images, 'image')}; it must be ({num_images},), or "
-            f"({num_images}, C) with the weights of C classes"
+            f"{location}: shape {shape} of {dtype} for {images} images; labels are ({images},) class numbers, -1 for "
+            f"unlabelled, or names; or ({images}, C) with the weights of C classes"
         )
-
-
-def _checked_images(images: np.ndarray, location: str) -> tuple[np.ndarray, int]:
-    check_image_array(images.shape, images.dtype, location)
-    images = images[..., None] if images.ndim == 3 else images
-    return images, int(images.shape[3])
-
-
-def checked_labels(labels: np.ndarray, location: str) -> Tensor:
-    """Class numbers (N,) as a tensor; numbers that are no class are refused."""
-    if labels.size and int(labels.min()) < -1:
-        raise BadInput(f"{location} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
-    if labels.size and int(labels.max()) >= MAX_CLASSES:
-        raise BadInput(
-            f"{location} holds {int(labels.max())}; labels are class numbers 0, 1, ... below {MAX_CLASSES}, "
-            "and -1 for unlabelled"
-        )
-    return torch.from_numpy(labels.astype(np.int64))
 
 
 def convert_channels(images: np.ndarray, channels: int) -> Tensor:
-    """(N, C, H, W) with `channels`: grey is repeated to RGB, RGB is weighted to grey."""
+    """(N, C, H, W) with `channels` of (N, H, W[, C]): grey is repeated to RGB, RGB is weighted to grey."""
+    images = images[..., None] if images.ndim == 3 else images
     if not images.flags.writeable:  # as Pillow's and mapped ones, of which torch warns; copied in the order they get
         images = images.transpose(0, 3, 1, 2).copy().transpose(0, 2, 3, 1)
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
@@ -308,62 +173,197 @@ def convert_channels(images: np.ndarray, channels: int) -> Tensor:
     return grey
 
 
-# --- .npz files: what their arrays are is known from their headers, before any of them is read ------------------------
+# --- .npz files -------------------------------------------------------------------------------------------------------
 
 
-class NpzArchive:
-    """An open .npz: `headers` has shape and type of each array; `read` reads one. Nothing is ever unpickled."""
+def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -> Listing:
+    """A source from train_images and train_labels, and optionally val_*, test_* and class_names."""
+    try:
+        with open_regular(path) as file:
+            check_zip(file)
+            with zipfile.ZipFile(file) as archive:
+                read = _read_arrays(path, archive)
+    except BadInput:
+        raise
+    except Exception as error:  # numpy, zipfile and zlib each raise something else
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
+    arrays = {
+        split: (read[f"{split}_images"], read.get(f"{split}_labels")) for split in SPLITS if f"{split}_images" in read
+    }
+    names = read.get("class_names")
+    if names is not None and (names.ndim != 1 or names.dtype.kind not in "US"):
+        raise BadInput(f"{path}: class_names has shape {names.shape} of {names.dtype}; it must be a list of strings")
+    classes = None if names is None else tuple(map(str, _as_text(names)))
+    return list_arrays(arrays, channels, str(path), classes, max_labels)
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
-        self.path, self.archive = path, archive
-        members = {member.filename: member for member in archive.infolist()}
-        self.members = {name.removesuffix(".npy"): member for name, member in members.items() if name.endswith(".npy")}
-        self.headers = {name: self._read_header(member) for name, member in self.members.items()}
 
-    def _read_header(self, member: zipfile.ZipInfo) -> Header:
-        with self.archive.open(member) as file:
-            shape, dtype = read_npy_header(file)
+def _read_arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
+    """The arrays of a source, after the headers of all of them were checked. Nothing is ever unpickled."""
+    wanted = {f"{split}_{part}" for split in SPLITS for part in ("images", "labels")} | {"class_names"}
+    members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+    if "train_images" not in members:
+        has = ", ".join(sorted(members)) or "nothing"
+        raise BadInput(f"{path}: no train_images; it has {has}; save train_images and train_labels")
+    members = {name: member for name, member in members.items() if name in wanted}
+    for name, member in members.items():
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
             header_bytes = file.tell()
         if dtype.hasobject:
             raise ValueError(
-                f"{member.filename} holds pickled objects, which are never executed; save names as labels.astype(str)"
+                f"{name} holds pickled objects, which are never executed; save names as labels.astype(str)"
             )
-        if math.prod(shape) * dtype.itemsize + header_bytes != member.file_size:
-            raise ValueError(f"{member.filename} has {member.file_size:,} bytes, which do not fit its shape {shape}")
-        return shape, dtype
+        if name.endswith("_images"):
+            check_image_array(shape, dtype, f"{path}: {name}")
+        size, stored = member.file_size, member.compress_size
+        if math.prod(shape) * dtype.itemsize + header_bytes != size:
+            raise ValueError(f"{name} has {size:,} bytes, which do not fit its shape {shape}")
+        if size > MIN_CHECKED_BYTES and size > MAX_RATIO * stored:
+            raise BadInput(
+                f"{path}: {name} has {size:,} bytes in {stored:,} of the file, more than {MAX_RATIO} times as many; if "
+                "you trust it, save it again with numpy.savez, which does not compress"
+            )
+    total = sum(member.file_size for member in members.values())
+    check_fits_memory(total, f"{path}: {', '.join(members)}", "use a folder of images, or fewer of them")
+    arrays = {}
+    for name, member in members.items():
+        with archive.open(member) as file:
+            arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+    return arrays
 
-    def check_sizes(self, names: Sequence[str]) -> None:
-        """Refuse arrays that would not fit into memory, or that a small file blows up."""
-        for name in names:
-            size, stored = self.members[name].file_size, self.members[name].compress_size
-            if size > MIN_CHECKED_BYTES and size > MAX_RATIO * stored:
+
+# --- CIFAR ------------------------------------------------------------------------------------------------------------
+
+
+def cifar_python(kind: str) -> ArrayReader:
+    """Reader of the 'python version' of CIFAR10 or CIFAR100: its pickles are opened if their checksums match."""
+
+    def read(folder: Path, channels: int) -> Listing:
+        from torchvision import datasets
+        from torchvision.datasets.utils import check_integrity
+
+        dataset = getattr(datasets, kind)
+        local_dataset = type(kind, (dataset,), {"base_folder": folder.name})  # the folder may have any name
+        meta = [dataset.meta["filename"], dataset.meta["md5"]]
+        for name, md5 in [*dataset.train_list, *dataset.test_list, meta]:
+            if not check_integrity(str(folder / name), md5):
                 raise BadInput(
-                    f"{self.path}: {name} has {size:,} bytes in {stored:,} of the file, more than {MAX_RATIO} times as "
-                    "many; if you trust it, save it again with numpy.savez, which does not compress"
+                    f"{folder / name}: not there, or not the published file (by its MD5), and other pickles are never "
+                    f"opened; unpack {dataset.filename} again"
                 )
-        total = sum(self.members[name].file_size for name in names)
-        check_fits_memory(total, f"{self.path}: {', '.join(names)}", "use a folder of images, or fewer of them")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*align")  # early numpy 2.4 on old files: pytorch/vision#9340
+            train, test = (local_dataset(folder.parent, train=is_train) for is_train in (True, False))
+        splits = {"trainval": (train.data, np.array(train.targets)), "test": (test.data, np.array(test.targets))}
+        return list_arrays(splits, channels, str(folder), tuple(test.classes))
 
-    def read(self, name: str) -> np.ndarray:
-        with self.archive.open(self.members[name]) as file:
-            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-            return array
-
-
-def read_npy_header(file: IO[bytes]) -> Header:
-    """Shape and type of an array, from the beginning of its file."""
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    return shape, dtype
+    return read
 
 
-@contextlib.contextmanager
-def open_npz(path: Path) -> Iterator[NpzArchive]:
-    """Open a .npz; a file that is none raises whatever numpy and zipfile raise."""
-    with open_regular(path) as file:
-        if file.read(6) == np.lib.format.MAGIC_PREFIX:
-            raise ValueError("it is a single array, not an archive")
-        check_zip(file)
-        with zipfile.ZipFile(file) as archive:
-            yield NpzArchive(path, archive)
+def cifar_npz(file: str) -> ArrayReader:
+    """Reader of NAME.npz with train_images, train_labels, test_images, test_labels, class_names."""
+
+    def read(folder: Path, channels: int) -> Listing:
+        listing = read_npz(folder / file, channels)
+        train, val, test = (SPLITS.index(name) for name in SPLITS)
+        if (listing.splits == val).any() or not (listing.splits == test).any():
+            raise BadInput(f"{folder / file}: it must have the splits train and test, as published")
+        trainval = OFFICIAL_SPLITS.index("trainval")
+        return replace(listing, splits=np.where(listing.splits == train, trainval, listing.splits))
+
+    return read
+
+
+FC100_TEST_CLASSES = tuple(
+    sorted(name for group in ("aquatic_mammals", "insects", "medium_mammals", "people") for name in SUPERCLASSES[group])
+)
+
+
+def fc100(cifar100: ArrayReader) -> ArrayReader:
+    """Reader of the meta-test classes of FC100: all 600 images of twenty classes of CIFAR100."""
+
+    def read(folder: Path, channels: int) -> Listing:
+        listing = cifar100(folder, channels)
+        if missing := sorted(set(FC100_TEST_CLASSES) - set(listing.classes)):
+            raise BadInput(f"{folder}: no class {missing[0]!r}; FC100 needs CIFAR100 with its names (class_names)")
+        place = {name: number for number, name in enumerate(FC100_TEST_CLASSES)}
+        numbers = torch.tensor([*(place.get(name, -1) for name in listing.classes), -1])
+        listing = replace(listing, labels=renumbered(listing.labels, numbers), classes=FC100_TEST_CLASSES)
+        listing = listing.take(np.flatnonzero(listing.labels.single.numpy() >= 0))
+        return replace(listing, splits=np.full(len(listing), OFFICIAL_SPLITS.index("test"), np.uint8))
+
+    return read
+
+
+# --- built in ---------------------------------------------------------------------------------------------------------
+
+
+def list_digits(channels: int) -> Listing:
+    """The 1,797 handwritten digits (8 x 8) that ship inside scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    dataset = load_digits()
+    images = (dataset.images * (255 / 16)).round().astype(np.uint8)
+    return list_arrays({"train": (images, dataset.target)}, channels, "digits", tuple("0123456789"))
+
+
+TOY_SEED = 0
+
+
+@dataclass(frozen=True)
+class ToySpec:
+    """The numbers of App. B: `scale`, the standard deviation per dimension, is the root of a covariance of 0.35.
+
+    The toy study reads App. B differently by default (docs/measurements/toy-readings.md).
+    """
+
+    classes: Count = 3
+    dimensions: Count = 2048
+    train: Count = 1000  # per class
+    test: Count = 500  # per class
+    scale: NotNegative = 0.35**0.5
+
+
+class Toy(NamedTuple):
+    """Centred samples, their labels, and the class means before centring."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    means: Tensor
+    centre: Tensor
+
+
+def draw_toy(spec: ToySpec, seed: int) -> Toy:
+    """Samples of every class around orthogonal means (left singular vectors of a Gaussian matrix)."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, 1))
+    gaussian = torch.randn(spec.dimensions, spec.classes, generator=generator, dtype=torch.float64)
+    means = torch.linalg.svd(gaussian, full_matrices=False)[0].T.float()
+
+    def sample(per_class: int) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(spec.classes).repeat_interleave(per_class)
+        noise = torch.randn(len(labels), spec.dimensions, generator=generator)
+        return means[labels] + spec.scale * noise, labels
+
+    train, train_labels = sample(spec.train)
+    test, test_labels = sample(spec.test)
+    # masked dimensions get the data's mean; after centring that is zero
+    centre = train.mean(0)
+    return Toy(train - centre, train_labels, test - centre, test_labels, means, centre)
+
+
+def list_toy(channels: int) -> Listing:
+    """The toy data of App. B: three Gaussian classes in 2048 dimensions, with orthogonal means."""
+    toy = draw_toy(ToySpec(), TOY_SEED)
+    names = {
+        split: [f"toy[{i}]" for i in range(len(rows))] for split, rows in (("train", toy.train), ("test", toy.test))
+    }
+    labels = Labels.of(torch.cat([toy.train_labels, toy.test_labels]))
+    return list_stored(ArrayImages(torch.cat([toy.train, toy.test])), labels, names, tuple("ABC"), "toy")
+
+
+BUILT_IN: dict[str, Callable[[int], Listing]] = {"digits": list_digits, "toy": list_toy}

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from supancl.data.sources import cifar, layouts
-from supancl.data.sources.cifar import ArrayReader
-from supancl.data.sources.layouts import FileReader
+from supancl.data.sources import arrays, folder
+from supancl.data.sources.arrays import ArrayReader
+from supancl.data.sources.folder import FileReader
 
 Metric = Literal["top1", "per_class"]
 Use = Literal["transfer", "few-shot", "pretrain"]
@@ -49,8 +49,8 @@ class Benchmark:
 
 
 _KRIZHEVSKY = "Krizhevsky (2009), Learning multiple layers of features from tiny images"
-_CIFAR100 = {"meta": cifar.cifar_python("CIFAR100")}
-_CIFAR100_NPZ = {"cifar100.npz": cifar.cifar_npz("cifar100.npz")}
+_CIFAR100 = {"meta": arrays.cifar_python("CIFAR100")}
+_CIFAR100_NPZ = {"cifar100.npz": arrays.cifar_npz("cifar100.npz")}
 _CIFAR100_WHERE = """\
 https://www.cs.toronto.edu/~kriz/cifar.html: cifar-100-python.tar.gz
   cifar-100-python/{train,test,meta}
@@ -63,7 +63,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         classes=10,
         split=(45000, 5000, 10000),
         folders=("cifar-10-batches-py",),
-        arrays={"batches.meta": cifar.cifar_python("CIFAR10"), "cifar10.npz": cifar.cifar_npz("cifar10.npz")},
+        arrays={"batches.meta": arrays.cifar_python("CIFAR10"), "cifar10.npz": arrays.cifar_npz("cifar10.npz")},
         cite=_KRIZHEVSKY,
         where="""\
 https://www.cs.toronto.edu/~kriz/cifar.html: cifar-10-python.tar.gz
@@ -86,7 +86,7 @@ or, with train_images, train_labels, test_images, test_labels and class_names in
         split=(1880, 1880, 1880),
         images=5640,
         folders=("dtd", "dtd/dtd"),
-        files={"labels/train1.txt": layouts.dtd},
+        files={"labels/train1.txt": folder.dtd},
         cite="Cimpoi et al. (2014), Describing textures in the wild",
         where="""\
 https://www.robots.ox.ac.uk/~vgg/data/dtd: dtd-r1.0.1.tar.gz
@@ -98,7 +98,7 @@ https://www.robots.ox.ac.uk/~vgg/data/dtd: dtd-r1.0.1.tar.gz
         classes=101,
         split=(68175, 7575, 25250),
         folders=("food-101", "food101"),
-        files={"meta/train.json": layouts.food101},
+        files={"meta/train.json": folder.food101},
         cite="Bossard et al. (2014), Food-101: mining discriminative components with random forests",
         where="""\
 https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101: food-101.tar.gz
@@ -110,7 +110,7 @@ https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101: food-101.tar.gz
         classes=67,
         split=(4690, 670, 1340),
         folders=("mit67", "indoorCVPR_09"),
-        files={"TrainImages.txt": layouts.mit67},
+        files={"TrainImages.txt": folder.mit67},
         cite="Quattoni and Torralba (2009), Recognizing indoor scenes",
         where="""\
 https://web.mit.edu/torralba/www/indoor.html: indoorCVPR_09.tar, TrainImages.txt, TestImages.txt
@@ -122,7 +122,7 @@ https://web.mit.edu/torralba/www/indoor.html: indoorCVPR_09.tar, TrainImages.txt
         classes=397,
         split=(15880, 3970, 19850),
         folders=("SUN397", "sun397"),
-        files={"Training_01.txt": layouts.sun397, "Partitions/Training_01.txt": layouts.sun397},
+        files={"Training_01.txt": folder.sun397(""), "Partitions/Training_01.txt": folder.sun397("Partitions/")},
         cite="Xiao et al. (2010), SUN database: large-scale scene recognition from abbey to zoo",
         where="""\
 https://vision.princeton.edu/projects/2010/SUN: SUN397.tar.gz, Partitions.zip (unpacked inside SUN397)
@@ -136,7 +136,7 @@ https://vision.princeton.edu/projects/2010/SUN: SUN397.tar.gz, Partitions.zip (u
         metric="per_class",
         per_class=(25, 5),
         folders=("caltech101", "caltech-101"),
-        files={"101_ObjectCategories/": layouts.caltech101},
+        files={"101_ObjectCategories/": folder.caltech101},
         cite="Fei-Fei et al. (2004), Learning generative visual models from few training examples",
         where="""\
 https://data.caltech.edu/records/mzrjq-6wc02: caltech-101.zip, and in it 101_ObjectCategories.tar.gz
@@ -153,7 +153,7 @@ https://data.caltech.edu/records/mzrjq-6wc02: caltech-101.zip, and in it 101_Obj
         images=11788,
         metric="per_class",
         folders=("CUB_200_2011", "CUB_200_2011/CUB_200_2011", "cub200"),
-        files={"train_test_split.txt": layouts.cub200},
+        files={"train_test_split.txt": folder.cub200},
         cite="Wah et al. (2011), The Caltech-UCSD Birds-200-2011 dataset",
         where="""\
 https://www.vision.caltech.edu/datasets/cub_200_2011: CUB_200_2011.tgz
@@ -171,7 +171,7 @@ https://www.vision.caltech.edu/datasets/cub_200_2011: CUB_200_2011.tgz
         split=(10800, 1200, 8580),
         metric="per_class",
         folders=("StanfordDogs", "stanford-dogs", "dogs"),
-        files={"train_list.mat": layouts.dogs, "lists/train_list.mat": layouts.dogs},
+        files={"train_list.mat": folder.dogs(""), "lists/train_list.mat": folder.dogs("lists/")},
         cite="Khosla et al. (2011), Novel dataset for fine-grained image categorization",
         where="""\
 http://vision.stanford.edu/aditya86/ImageNetDogs: images.tar, lists.tar
@@ -189,7 +189,7 @@ http://vision.stanford.edu/aditya86/ImageNetDogs: images.tar, lists.tar
         images=8189,
         metric="per_class",
         folders=("flowers-102", "flowers102", "flowers"),
-        files={"setid.mat": layouts.flowers102},
+        files={"setid.mat": folder.flowers102},
         cite="Nilsback and Zisserman (2008), Automated flower classification over a large number of classes",
         where="""\
 https://www.robots.ox.ac.uk/~vgg/data/flowers/102: 102flowers.tgz, imagelabels.mat, setid.mat
@@ -203,7 +203,7 @@ https://www.robots.ox.ac.uk/~vgg/data/flowers/102: 102flowers.tgz, imagelabels.m
         split=(2940, 740, 3669),
         metric="per_class",
         folders=("oxford-iiit-pet", "pets"),
-        files={"annotations/trainval.txt": layouts.pets, "trainval/Abyssinian/": layouts.split_folders},
+        files={"annotations/trainval.txt": folder.pets, "trainval/Abyssinian/": folder.split_folders},
         cite="Parkhi et al. (2012), Cats and dogs",
         where="""\
 https://www.robots.ox.ac.uk/~vgg/data/pets: images.tar.gz, annotations.tar.gz
@@ -217,7 +217,7 @@ or sorted into class folders,
         classes=100,
         images=10000,
         folders=("fgvc-aircraft-2013b", "aircraft"),
-        files={"data/images_variant_train.txt": layouts.aircraft},
+        files={"data/images_variant_train.txt": folder.aircraft},
         cite="Maji et al. (2013), Fine-grained visual classification of aircraft",
         where="""\
 https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft: fgvc-aircraft-2013b.tar.gz
@@ -230,7 +230,7 @@ https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft: fgvc-aircraft-2013b.tar.gz
         classes=20,
         images=12000,
         folders=("cifar-100-python",),
-        arrays={mark: cifar.fc100(reader) for mark, reader in (_CIFAR100 | _CIFAR100_NPZ).items()},
+        arrays={mark: arrays.fc100(reader) for mark, reader in (_CIFAR100 | _CIFAR100_NPZ).items()},
         cite="Oreshkin et al. (2018), TADAM: task dependent adaptive metric for improved few-shot learning",
         where="FC100 is a division of CIFAR100 by superclass; CIFAR100 is all it needs.\n" + _CIFAR100_WHERE,
         remarks=(
@@ -243,7 +243,7 @@ https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft: fgvc-aircraft-2013b.tar.gz
         classes=1394,
         images=89760,
         folders=("fgvc_fungi", "fungi"),
-        files={"train.json": layouts.fungi},
+        files={"train.json": folder.fungi},
         cite="Schroeder and Cui (2018), FGVCx fungi classification challenge 2018",
         where="""\
 https://github.com/visipedia/fgvcx_fungi_comp: fungi_train_val.tgz, train_val_annotations.tgz
@@ -256,7 +256,7 @@ https://github.com/visipedia/fgvcx_fungi_comp: fungi_train_val.tgz, train_val_an
         classes=1623,
         images=32460,
         folders=("omniglot", "omniglot-py", "omniglot/python"),
-        files={"images_background/": layouts.omniglot},
+        files={"images_background/": folder.omniglot},
         cite="Lake et al. (2015), Human-level concept learning through probabilistic program induction",
         where="""\
 https://github.com/brendenlake/omniglot, folder python: images_background.zip, images_evaluation.zip
@@ -268,7 +268,7 @@ https://github.com/brendenlake/omniglot, folder python: images_background.zip, i
         classes=43,
         images=12630,
         folders=("gtsrb", "GTSRB"),
-        files={"GT-final_test.csv": layouts.gtsrb, "test/00000/": layouts.test_folders},
+        files={"GT-final_test.csv": folder.gtsrb, "test/00000/": folder.test_folders},
         cite="Houben et al. (2013), Detection of traffic signs in real-world images",
         where="""\
 https://benchmark.ini.rub.de/gtsrb_dataset.html: GTSRB_Final_Test_Images.zip, GTSRB_Final_Test_GT.zip
@@ -284,9 +284,9 @@ or sorted into class folders,
         split=(126689, 5000, 0),
         pretraining=True,
         folders=("imagenet100", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"),
-        files={"train/": layouts.imagenet100},
+        files={"train/": folder.imagenet100},
         class_sizes={"train": (732, 1300), "val": (50, 50)},
-        class_order=layouts.imagenet100_classes(),
+        class_order=folder.imagenet100_classes(),
         cite="Deng et al. (2009), ImageNet; classes of Tian et al. (2019), Contrastive multiview coding",
         where="""\
 https://www.image-net.org: ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar; val sorted into class folders too

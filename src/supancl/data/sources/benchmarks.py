@@ -18,10 +18,9 @@ import numpy as np
 
 from supancl.data.listing import OFFICIAL_SPLITS, SPLITS, Listing, list_entries
 from supancl.data.preparing import SPLIT_SEED
+from supancl.data.sources.arrays import ArrayReader
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark, Use
-from supancl.data.sources.cifar import ArrayReader
-from supancl.data.sources.layouts import FileReader
-from supancl.data.splits import Source
+from supancl.data.sources.folder import FileReader
 from supancl.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ else:
     from supancl.lazy import torch
 
 __all__ = [
-    "ALIASES", "BENCHMARKS", "Benchmark", "BenchmarkLocation", "Check", "CheckRow", "apply_class_order", "benchmark",
-    "check_benchmark", "download_instructions", "find_benchmark", "find_benchmarks", "list_benchmark", "official_name",
+    "ALIASES", "BENCHMARKS", "Benchmark", "Check", "CheckRow", "benchmark", "check_benchmark", "download_instructions",
+    "find_benchmark", "find_benchmarks", "is_benchmark", "list_benchmark", "official_name",
 ]  # fmt: skip
 
 
@@ -53,33 +52,30 @@ def official_name(name: str) -> str:
     return name
 
 
-# --- finding ----------------------------------------------------------------------------------------------------------
+def is_benchmark(source: str) -> bool:
+    """Whether a source is NAME@ROOT of a benchmark."""
+    name, separator, _ = source.partition("@")
+    return bool(separator) and (name in BENCHMARKS or name in ALIASES)
 
 
-@dataclass(frozen=True)
-class BenchmarkLocation:
+class BenchmarkLocation(NamedTuple):
     """The data set's folder, and the reader of its layout there: of files or of arrays."""
 
     folder: Path
-    files: FileReader | None = None
-    arrays: ArrayReader | None = None
+    files: FileReader | None
+    arrays: ArrayReader | None
 
 
 def find_benchmark(name: str, root: Path | str) -> BenchmarkLocation:
     """Find the data set in one of its folders below ROOT, else in ROOT itself."""
-    name, root = official_name(name), Path(root)
-    row = BENCHMARKS[name]
-    if not root.is_dir():
-        raise BadInput(
-            f"{name}: no folder {str(root)!r}; give the folder with the data, see: supancl data check {name}"
-        )
+    row, root = benchmark(name), Path(root)
+    markers = (*row.files, *row.arrays)
     for folder in (*(root / subfolder for subfolder in row.folders), root):
-        for marker in (*row.files, *row.arrays):
+        for marker in markers:
             if (folder / marker).is_dir() if marker.endswith("/") else (folder / marker).is_file():
                 return BenchmarkLocation(folder, row.files.get(marker), row.arrays.get(marker))
-    markers = " or ".join((*row.files, *row.arrays))
     raise BadInput(
-        f"{name}: not in {root} (looked for {markers} there and in {', '.join(row.folders)} below it); "
+        f"{name}: not in {root} (looked for {' or '.join(markers)} there and in {', '.join(row.folders)} below it); "
         f"see: supancl data check {name}"
     )
 
@@ -102,38 +98,53 @@ def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
 
 
 class _Found(NamedTuple):
-    """The images that the official lists name: official split and class name of each, and whether it is there."""
+    """The images that the official lists name: official split and class name of each, and which are there."""
 
     folder: Path
-    images: Listing | list[Path]
+    listing: Listing
     official: np.ndarray
     labels: np.ndarray
     exists: np.ndarray
-    missing: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        paths = (self.listing.items[row] for row in np.flatnonzero(~self.exists).tolist())
+        return [path.relative_to(self.folder).as_posix() for path in paths if isinstance(path, Path)]
 
 
 def _read(name: str, root: Path | str, channels: int) -> _Found:
-    location = find_benchmark(name, root)
-    folder = location.folder
-    if location.arrays is not None:
-        listing = location.arrays(folder, channels)
-        official = np.array(OFFICIAL_SPLITS)[listing.splits]
-        labels = np.array([*listing.classes, ""])[listing.labels.single]  # -1 is the last
-        return _Found(folder, listing, official, labels, np.ones(len(labels), bool))
-    assert location.files is not None
-    listed = location.files(folder)
-    entries = sorted(listed.entries, key=lambda entry: entry[1].as_posix())  # drawn splits depend on the order
-    for entry, following in pairwise(entries):
-        if entry[1] == following[1]:
-            raise BadInput(
-                f"{entry[1]}: listed twice, for {entry[0]} and for {following[0]}; these are not the official split "
-                "files; download and unpack them again"
-            )
-    images = [path for _, path, _ in entries]
-    exists = np.array([path.is_file() for path in images], bool)
-    absent = [images[row].relative_to(folder).as_posix() for row in np.flatnonzero(~exists).tolist()]
-    official, names = [split for split, _, _ in entries], [label for _, _, label in entries]
-    return _Found(folder, images, np.array(official), np.array(names), exists, (*listed.missing, *absent))
+    folder, read_files, read_arrays = find_benchmark(name, root)
+    if read_arrays is not None:
+        listing = read_arrays(folder, channels)
+        exists = np.ones(len(listing), bool)
+    else:
+        assert read_files is not None
+        listing = _list_official(name, folder, read_files)
+        exists = np.array([Path(str(path)).is_file() for path in listing.items], bool)
+    official = np.array(OFFICIAL_SPLITS)[listing.splits]
+    return _Found(folder, listing, official, np.array([*listing.classes, ""])[listing.labels.single], exists)
+
+
+def _list_official(name: str, folder: Path, read: FileReader) -> Listing:
+    """What the official lists of a benchmark hold. A plugin may have another reader."""
+    try:
+        listed = [(split, Path(file), label) for split, file, label in read(folder)]
+        entries = sorted(listed, key=lambda entry: entry[1].as_posix())  # drawn splits depend on the order
+        twice = next((path for (_, path, _), (_, after, _) in pairwise(entries) if path == after), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is listed twice")
+        if not entries:
+            raise ValueError("they list no image")
+        order = benchmark(name).class_order
+        classes = tuple(label for label in order if label in {label for _, _, label in entries}) or None
+        return list_entries(entries, folder, classes=classes)
+    except BadInput:
+        raise
+    except Exception as error:  # scipy may raise nearly anything on a broken file, and readers on odd lines
+        raise BadInput(
+            f"{name} in {folder}: its lists are missing or not the official ones ({type(error).__name__}: {error}); "
+            "download and unpack them again"
+        ) from None
 
 
 def list_benchmark(
@@ -149,32 +160,20 @@ def list_benchmark(
     if not len(labels):
         raise BadInput(f"{name}: no images in {found.folder}; see: supancl data check {name}")
     splits = assign_splits(name, row, found.official[found.exists], labels, use)
-    problems = [f"missing: {len(found.missing)}, such as {found.missing[0]}"] if found.missing else []
+    missing = found.missing
+    problems = [f"missing: {len(missing)}, such as {missing[0]}"] if missing else []
     rows = _check_rows(row, use, splits, labels.tolist())
     problems += [f"{check.found:,} {check.what} where {check.wanted} belong" for check in rows if not check.ok]
     if problems and not partial:
         advice = f"supancl data check {name} --root {found.folder}"
         raise BadInput(f"{name}: {', '.join(problems)} ({found.folder}); see: {advice}")
     why = f"{name} is incomplete, so its results cannot be compared with published ones: {', '.join(problems)}"
-    remarks = (*row.remarks, *([Incomplete(why)] if problems else []))
-    if isinstance(found.images, Listing):
-        numbers = np.array([SPLITS.index(split) for split in splits.tolist()], np.uint8)
-        return replace(found.images, splits=numbers, remarks=remarks)
-    paths = [path for path, is_there in zip(found.images, found.exists, strict=True) if is_there]
-    entries = list(zip(splits.tolist(), paths, labels.tolist(), strict=True))
-    cache_name = f"{name}@{found.folder.resolve()}"  # not spec.source: a suite opens many data sets with one spec
-    return list_entries(entries, found.folder, remarks=remarks, cache_name=cache_name)
-
-
-def apply_class_order(source: Source, name: str) -> Source:
-    """Relabel the source in the benchmark's class order, if it has one."""
-    row = benchmark(name)
-    if not row.class_order:
-        return source
-    classes = tuple(name for name in row.class_order if name in source.classes)
-    ids = torch.tensor([classes.index(name) for name in source.classes])
-    splits = {name: split.relabelled(ids) for name, split in source.splits.items()}
-    return replace(source, splits=splits, classes=classes)
+    return replace(
+        found.listing if not missing else found.listing.take(np.flatnonzero(found.exists)),
+        splits=np.array([SPLITS.index(split) for split in splits.tolist()], np.uint8),
+        remarks=(*row.remarks, *([Incomplete(why)] if problems else [])),
+        cache_name=f"{name}@{found.folder.resolve()}",  # not spec.source: a suite opens many data sets with one spec
+    )
 
 
 # --- splits that the published data lack, drawn with a fixed seed, in exactly the paper's sizes ---------------------
@@ -193,10 +192,7 @@ def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.nd
         train, val = row.per_class
         smallest, count = min(Counter(labels.tolist()).items(), key=lambda item: item[1])
         if count <= train + val:
-            raise BadInput(
-                f"{name}: class {smallest!r} has too few images: {count}; {train} + {val} go to train and val, and at "
-                "least one for test"
-            )
+            raise BadInput(f"{name}: images of class {smallest!r}: {count}; it needs more than {train} + {val}")
         ranks = _rank_in_class(ids, SPLIT_SEED)
         splits = np.where(ranks < train, "train", np.where(ranks < train + val, "val", "test"))
     elif row.split is not None and (splits == "trainval").any():
@@ -276,43 +272,34 @@ def check_benchmark(name: str, root: Path | str) -> Check:
     """Count classes and images per split, and name missing files; nothing is decoded."""
     name = official_name(name)
     row, found = BENCHMARKS[name], _read(name, root, 3)
-    labels = found.labels[found.exists].tolist()
-    missing = list(found.missing)
+    missing, rows = found.missing, list[CheckRow]()
     # of too many classes those with the fewest images: strays are mostly small
     counts = sorted(Counter(found.labels.tolist()).items(), key=lambda item: (item[1], item[0]))
-    superfluous = [
-        f"a class, perhaps {label!r} (images: {n})" for label, n in counts[: max(len(counts) - row.classes, 0)]
-    ]
-    rows: list[CheckRow] = []
+    superfluous = [f"class {label!r}? images: {n}" for label, n in counts[: max(len(counts) - row.classes, 0)]]
     for use in row.uses:
-        splits = assign_splits(name, row, found.official, found.labels, use) if len(found.labels) else found.labels
-        splits = splits[found.exists]
+        splits = assign_splits(name, row, found.official, found.labels, use)[found.exists]
+        labels = found.labels[found.exists].tolist()
         rows += [check for check in _check_rows(row, use, splits, labels) if check not in rows]
         for split, label, count, (low, high) in _class_sizes(row, splits, labels):
-            if 0 < count < low:  # a class without images is reported as missing
-                missing.append(f"{split}/{label}/: images: {low - count:,} or more")
-            elif count > high:
-                superfluous.append(f"{split}/{label}/: images: {count - high:,}")
+            missing += [f"{split}/{label}/: images: {low - count:,} or more"] if count < low else []
+            superfluous += [f"{split}/{label}/: images: {count - high:,}"] if count > high else []
     return Check(name, found.folder, tuple(rows), tuple(missing), tuple(superfluous), row.remarks)
 
 
 def _check_rows(row: Benchmark, use: Use, splits: np.ndarray, labels: Sequence[str]) -> list[CheckRow]:
-    counts = Counter(splits.tolist())
-    rows = []
+    counts, classes = Counter(splits.tolist()), len(set(labels))
+    rows = [CheckRow("classes", classes, f"{row.classes:,}", classes == row.classes)]
     if use == "few-shot":
-        rows.append(CheckRow("few-shot images", len(splits), f"{row.images:,}", len(splits) == row.images))
-    elif row.class_sizes:
-        failing = {
-            split for split, _, count, (low, high) in _class_sizes(row, splits, labels) if not low <= count <= high
-        }
-        for split, (low, high) in row.class_sizes.items():
+        return [CheckRow("few-shot images", len(splits), f"{row.images:,}", len(splits) == row.images), *rows]
+    if row.class_sizes:
+        sizes = _class_sizes(row, splits, labels)
+        failing = {split for split, _, count, (low, high) in sizes if not low <= count <= high}
+        for split, (low, high) in reversed(row.class_sizes.items()):
             expected = f"{row.classes} x {low:,}" + (f" to {high:,}" if high > low else "")
-            rows.append(CheckRow(f"{split} images", counts[split], expected, split not in failing))
-    else:
-        for split, size in zip(("train", "val", "test"), row.split or (), strict=True):
-            rows.append(CheckRow(f"{split} images", counts[split], f"{size:,}", counts[split] == size))
-    classes = len(set(labels))
-    return [*rows, CheckRow("classes", classes, f"{row.classes:,}", classes == row.classes)]
+            rows.insert(0, CheckRow(f"{split} images", counts[split], expected, split not in failing))
+        return rows
+    sized = [(split, counts[split], size) for split, size in zip(SPLITS, row.split or (), strict=True)]
+    return [*(CheckRow(f"{split} images", found, f"{size:,}", found == size) for split, found, size in sized), *rows]
 
 
 def _class_sizes(
@@ -327,25 +314,14 @@ def _class_sizes(
     ]
 
 
-# --- where to get them ------------------------------------------------------------------------------------------------
-
-
 def download_instructions(name: str) -> str:
     """What to download, and how to lay it out below ROOT."""
     name = official_name(name)
     row = BENCHMARKS[name]
-    lines = [f"{name}: {row.title}, {row.classes:,} classes", *_size_lines(row), "", row.where, ""]
-    lines += [f"note: {remark}" for remark in row.remarks]
+    metric = "top-1 accuracy" if row.metric == "top1" else "mean per-class accuracy"
+    lines = [f"{name}: {row.title}, {row.classes:,} classes"]
+    if row.split:
+        lines.append("for {}: {:,} train, {:,} val, {:,} test images; {}".format(row.uses[0], *row.split, metric))
+    lines += [f"for few-shot: {row.images:,} images"] if row.images else []
+    lines += ["", row.where, "", *(f"note: {remark}" for remark in row.remarks)]
     return "\n".join([*lines, f"cite: {row.cite}", f"then: supancl data check {name} --root ROOT"])
-
-
-def _size_lines(row: Benchmark) -> list[str]:
-    lines = []
-    if row.pretraining and row.split:
-        lines.append("for pretraining: {:,} train, {:,} val images".format(*row.split))
-    elif row.split:
-        metric = "top-1 accuracy" if row.metric == "top1" else "mean per-class accuracy"
-        lines.append("for transfer: {:,} train, {:,} val, {:,} test images; {}".format(*row.split, metric))
-    if row.images:
-        lines.append(f"for few-shot: {row.images:,} images")
-    return lines

@@ -1,49 +1,69 @@
-"""Source: a folder of images with train/ and val/ or test/, or class folders alone."""
+"""Sources that are folders: class folders, Pascal VOC, and the official layouts of the benchmarks.
+
+A reader of a benchmark gets its folder and lists (split, file, class) of every image; the split is the official one:
+train, val or test; "trainval" and "all" are divided later (benchmarks.py). torchvision has classes for most of these
+layouts, but keeps their lists private, has no splits of SUN397 and counts Caltech101's files instead of reading their
+names; so the lists are parsed here, and the tests compare the results with torchvision's.
+"""
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Iterable, Iterator
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from importlib import resources
 from itertools import takewhile
 from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element
 
+from supancl.config import parse_json
 from supancl.data.decode import LISTED_SUFFIXES
-from supancl.data.listing import Listing, list_entries
+from supancl.data.listing import Entry, Listing, list_entries
 from supancl.data.sources.arrays import BUILT_IN
 from supancl.data.splits import SPLIT_NAMES
 from supancl.errors import BadInput
+from supancl.files import open_regular, read_text
 
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
+FileReader = Callable[[Path], Iterable[tuple[str, Path, str]]]
 
 
-def list_folder(root: Path, lenient: bool = False, nested: bool = False) -> Listing:
+# --- class folders ----------------------------------------------------------------------------------------------------
+
+
+def list_folder(root: Path, nested: bool = False) -> Listing:
     """List a folder with train/ and val/ or test/, or with class folders. Images outside class folders are unlabelled.
 
-    An empty class folder is refused, or listed if `lenient`. With `nested`, folders in class folders are classes too,
-    with names such as animal/cat.
+    With `nested`, folders in class folders are classes too, with names such as animal/cat.
     """
-    empty: list[Path] = []
+    entries: list[Entry] = []
     ignored: list[Path] = []
     folders = _split_folders(root)
-    entries = [
-        (split, path, label)
-        for split, folder in folders.items()
-        for path, label in _class_files(folder, ignored, empty, nested)
-    ]
-    if empty and not lenient:
-        raise BadInput(f"class folder {empty[0]} has no image; fill it or remove it")
+    for split, folder in folders.items():
+        for child in _children(folder):
+            # a broken link is no folder, and is reported when it is opened
+            files = sorted(_iter_files(child)) if child.is_dir() else [child]
+            images = [path for path in files if path.suffix.lower() in LISTED_SUFFIXES]
+            ignored += [path for path in files if path.suffix.lower() not in LISTED_SUFFIXES]
+            if child.is_dir() and not images and not is_unlabelled(child):
+                raise BadInput(f"class folder {child} has no image; fill it or remove it")
+            names: dict[Path, str] = {}
+            for path in images:
+                class_folder = path.parent if nested or path == child else child
+                if class_folder not in names:
+                    names[class_folder] = _class_name(class_folder, folder)
+                entries.append((split, path, names[class_folder]))
     if folders["train"] != root:  # unlabelled/ may be next to train/ or inside it
-        entries += [
-            ("train", path, "")
-            for child in sorted(root.iterdir())
-            if is_unlabelled(child)
-            for path in sorted(_iter_files(child))
-            if path.suffix.lower() in LISTED_SUFFIXES
-        ]
+        for child in filter(is_unlabelled, _children(root)):
+            images = [path for path in sorted(_iter_files(child)) if path.suffix.lower() in LISTED_SUFFIXES]
+            entries += [("train", path, "") for path in images]
     if not entries:
         raise BadInput(f"{root}: no image in it; add class folders with {', '.join(sorted(LISTED_SUFFIXES))} files")
     remarks = [f"{root}: files that are no images: {len(ignored)}, such as {ignored[0].name}"] if ignored else []
-    return list_entries(entries, root, remarks=tuple(remarks), empty_folders=tuple(map(str, empty)))
+    return list_entries(entries, root, remarks=tuple(remarks))
 
 
 def check_out_folder(source: str, out: Path) -> None:
@@ -51,22 +71,10 @@ def check_out_folder(source: str, out: Path) -> None:
     root = Path(source)
     if not source or source in BUILT_IN or not root.is_dir():
         return
-    image_folders = [*_split_folders(root).values(), *(child for child in root.iterdir() if is_unlabelled(child))]
-    for folder in image_folders:
-        try:
-            relative = out.resolve().relative_to(folder.resolve())
-        except ValueError:
-            continue
-        if not any(map(is_hidden, relative.parts)):  # hidden folders are not read
-            raise BadInput(
-                f"{out} is inside {_readable_path(folder)}, whose folders are read as classes, so it would change "
-                f"the data in {_readable_path(root)}; choose another out"
-            )
-
-
-def _readable_path(folder: Path) -> Path:
-    """The folder as typed, with `.` and `..` resolved."""
-    return folder if folder.name.strip(".") else folder.resolve()
+    for folder in (*_split_folders(root).values(), *filter(is_unlabelled, _children(root))):
+        inside = out.resolve().is_relative_to(folder.resolve())
+        if inside and not any(map(_is_hidden, out.resolve().relative_to(folder.resolve()).parts)):
+            raise BadInput(f"{out} is inside {folder}, whose folders are read as classes; choose another out")
 
 
 def is_unlabelled(folder: Path) -> bool:
@@ -74,14 +82,18 @@ def is_unlabelled(folder: Path) -> bool:
     return folder.name.lower() in UNLABELLED_FOLDERS
 
 
-def is_hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     """Whether a file or folder is no data: .DS_Store, ._1.jpg, .ipynb_checkpoints, and what macOS adds to archives."""
     return name.startswith(".") or name == "__MACOSX"
 
 
+def _children(folder: Path) -> list[Path]:
+    return [child for child in sorted(folder.iterdir()) if not _is_hidden(child.name)]
+
+
 def _split_folders(root: Path) -> dict[str, Path]:
     """train/, val/ and test/ below the root; if there are none, or they are classes, the root is train."""
-    children = [child for child in sorted(root.iterdir()) if not is_hidden(child.name) and child.is_dir()]
+    children = [child for child in _children(root) if child.is_dir()]
     split_named = [child for child in children if child.name.lower() in SPLIT_NAMES]
     if len(split_named) == 1 and len(children) > 1 and not any(child.is_dir() for child in split_named[0].iterdir()):
         return {"train": root}  # CIFAR-100 has a class called train
@@ -97,30 +109,6 @@ def _split_folders(root: Path) -> dict[str, Path]:
     return folders or {"train": root}
 
 
-def _class_files(folder: Path, ignored: list[Path], empty: list[Path], nested: bool) -> Iterable[tuple[Path, str]]:
-    """(file, class) for each image of a split; the class is the first folder below it, '' if none.
-
-    With `nested` it is the whole path of folders below the split.
-    """
-    for child in sorted(folder.iterdir()):
-        if is_hidden(child.name):
-            continue
-        names: dict[Path, str] = {}  # of folders with an image in them
-        is_folder = child.is_dir()  # a broken link is reported when it is opened
-        for path in sorted(_iter_files(child)) if is_folder else [child]:
-            if path.suffix.lower() not in LISTED_SUFFIXES:
-                ignored.append(path)
-                continue
-            class_folder = path.parent if nested or not is_folder else child
-            if class_folder not in names:
-                names[class_folder] = _class_name(class_folder, folder)
-            yield path, names[class_folder]
-        filled = {path for class_folder in names for path in (class_folder, *class_folder.parents)}
-        is_class = is_folder and not is_unlabelled(child)
-        class_folders = ([path for path, _ in _walk(child)] if nested else [child]) if is_class else []
-        empty += [path for path in class_folders if path not in filled]
-
-
 def _class_name(class_folder: Path, split_folder: Path) -> str:
     """The folders from the split to the class, down to one that says unlabelled: '' if that is the first."""
     parts = class_folder.relative_to(split_folder).parts
@@ -128,25 +116,282 @@ def _class_name(class_folder: Path, split_folder: Path) -> str:
 
 
 def _iter_files(folder: Path) -> Iterator[Path]:
-    for directory, files in _walk(folder):
-        yield from (directory / name for name in files)
-
-
-def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Every folder from this one down, with its files; none that are hidden."""
+    """Every file below a folder; none that are hidden."""
 
     def refuse(error: OSError) -> None:
         raise error  # os.walk would skip unreadable folders silently
 
     visited: set[str] = set()
-    if not folder.is_dir():
-        return
     for directory, subfolders, files in os.walk(folder, onerror=refuse, followlinks=True):
         target = os.path.realpath(directory)
         if target in visited:  # a link to a folder above
             subfolders.clear()
             continue
         visited.add(target)
-        # no hidden ones (.ipynb_checkpoints); sorted, so that of two links to a folder every machine takes the same
-        subfolders[:] = sorted(name for name in subfolders if not is_hidden(name))
-        yield Path(directory), [name for name in files if not is_hidden(name)]
+        # sorted, so that of two links to a folder every machine takes the same
+        subfolders[:] = sorted(name for name in subfolders if not _is_hidden(name))
+        yield from (Path(directory, name) for name in files if not _is_hidden(name))
+
+
+# --- Pascal VOC: the labels of an image are the classes of its objects ------------------------------------------------
+
+
+class Annotation(NamedTuple):
+    """Height and width of an image, and of each object the class, the box and whether VOC calls it difficult."""
+
+    size: tuple[int, int]
+    names: list[str]
+    boxes: list[list[float]]
+    difficult: list[bool]
+
+
+def find_voc(root: Path) -> Path | None:
+    """The folder of a year: this one, or the one below it (VOC2012/, VOCdevkit/VOC2012/); None if there is none."""
+    years = [
+        folder
+        for folder in (root, *sorted(root.glob("VOC*")), *sorted(root.glob("VOCdevkit/VOC*")))
+        if all((folder / name).is_dir() for name in ("Annotations", "ImageSets/Main", "JPEGImages"))
+    ]
+    if len(years) > 1:
+        raise BadInput(f"{root} holds {years[0].name} and {years[1].name}; name one of them, or both: --data several")
+    return years[0] if years else None
+
+
+def list_voc(folder: Path) -> Listing:
+    """List the images of train.txt, val.txt and test.txt; without train.txt, those of trainval.txt are trained on.
+
+    A class whose objects in an image are all difficult is left out there. (VOC counts such an image neither as one of
+    the class nor as none; labels here have no third value.)
+    """
+    has_train = (folder / "ImageSets/Main/train.txt").is_file()
+    files = {"train": "train", "val": "val", "test": "test"} if has_train else {"train": "trainval", "test": "test"}
+    entries: list[Entry] = []
+    only_difficult = 0
+    for split, file in files.items():
+        if split != "train" and not (folder / f"ImageSets/Main/{file}.txt").is_file():
+            continue
+        names = read_list(folder, file)
+        if split == "test" and not all((folder / f"Annotations/{name}.xml").exists() for name in names):
+            continue  # those of VOC2012 were never published
+        for name in names:
+            kinds, difficult = _read_annotation(folder, name, _list_classes)
+            clear = {kind for kind, hard in zip(kinds, difficult, strict=True) if not hard}
+            only_difficult += bool(set(kinds) - clear)
+            entries.append((split, folder / f"JPEGImages/{name}.jpg", "\0".join(sorted(clear))))
+    if not any(split == "train" for split, _, _ in entries):
+        raise BadInput(f"{folder}/ImageSets/Main/{files['train']}.txt lists no image; unpack it again")
+    remark = f"{folder}: images without a class whose objects are all difficult there: {only_difficult}"
+    sets = {text: dict.fromkeys(text.split("\0"), 1.0) if text else {} for _, _, text in entries}
+    return list_entries(entries, folder, sets, remarks=(remark,) if only_difficult else ())
+
+
+def read_list(folder: Path, name: str) -> list[str]:
+    """The images that ImageSets/Main/NAME.txt lists."""
+    path = folder / f"ImageSets/Main/{name}.txt"
+    try:
+        return [line.split()[0] for line in read_text(path).splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError):
+        raise BadInput(f"cannot read the list {path}; unpack all of ImageSets/Main") from None
+
+
+def read_annotation(folder: Path, name: str) -> Annotation:
+    """Annotations/NAME.xml; boxes count from 0, and their right and lower ends are outside."""
+
+    def read(tree: Element) -> Annotation:
+        size = int(_text_at(tree, "size/height")), int(_text_at(tree, "size/width"))
+        names, difficult = _list_classes(tree)
+        boxes = []
+        for entry in tree.findall("object"):
+            sides = (float(_text_at(entry, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax"))
+            left, top, right, bottom = sides
+            # VOC counts pixels from 1 and includes both ends: 1..W is the full width, which is 0..W here
+            boxes.append([left - 1, top - 1, right, bottom])
+        return Annotation(size, names, boxes, difficult)
+
+    result: Annotation = _read_annotation(folder, name, read)
+    return result
+
+
+def _read_annotation(folder: Path, name: str, read: Callable[[Element], Any]) -> Any:
+    """What `read` makes of Annotations/NAME.xml; faults are refused with its name."""
+    file = folder / "Annotations" / f"{name}.xml"
+    try:
+        with open_regular(file) as opened:
+            return read(ElementTree.parse(opened).getroot())
+    except (OSError, ElementTree.ParseError, ValueError) as error:
+        raise BadInput(f"{file}: not a VOC annotation ({error}); fix it, or remove {name} from the list") from None
+
+
+def _list_classes(tree: Element) -> tuple[list[str], list[bool]]:
+    if tree.tag != "annotation":
+        raise ValueError("no <annotation>")
+    objects = tree.findall("object")
+    difficult = [(entry.findtext("difficult") or "").strip() == "1" for entry in objects]
+    return [_text_at(entry, "name") for entry in objects], difficult
+
+
+def _text_at(element: Element, path: str) -> str:
+    """The text of the one element at a path; ValueError if there is none."""
+    elements = element.findall(path)
+    text = (elements[0].text or "").strip() if len(elements) == 1 else ""
+    if not text:
+        raise ValueError(f"no <{path.replace('/', '><')}>")
+    return text
+
+
+# --- official lists of benchmarks; `benchmarks.read_official` refuses what they hold instead --------------------------
+
+
+def lists(files: Mapping[str, str], parse: Callable[[str], tuple[str, str]]) -> FileReader:
+    """Reader of a list for each split; `parse` gives the file and the class of a line."""
+
+    def read(folder: Path) -> list[tuple[str, Path, str]]:
+        entries = [(split, parse(line)) for split, file in files.items() for line in _read_lines(folder / file)]
+        return [(split, folder / path, name) for split, (path, name) in entries]
+
+    return read
+
+
+def _read_lines(path: Path) -> list[str]:
+    return [line.strip() for line in read_text(path, "utf-8-sig").splitlines() if line.strip()]
+
+
+def in_class_folder(images: str) -> Callable[[str], tuple[str, str]]:
+    """Of 'banded/banded_0002.jpg', a file below `images`."""
+    return lambda line: (f"{images}/{line}", line[: line.index("/")])
+
+
+dtd = lists({split: f"labels/{split}1.txt" for split in ("train", "val", "test")}, in_class_folder("images"))
+aircraft = lists(  # 1025794 707-320
+    {split: f"data/images_variant_{split}.txt" for split in ("train", "val", "test")},
+    lambda line: (f"data/images/{line.split(' ', 1)[0]}.jpg", line.split(" ", 1)[1].strip()),
+)
+
+
+def mit67(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    is_inner = not (folder / "Images").is_dir() and (folder / "indoorCVPR_09/Images").is_dir()
+    images = "indoorCVPR_09/Images" if is_inner else "Images"
+    return lists({"trainval": "TrainImages.txt", "test": "TestImages.txt"}, in_class_folder(images))(folder)
+
+
+def sun397(subfolder: str) -> FileReader:
+    """Training_01.txt and Testing_01.txt hold '/a/abbey/sun_....jpg'; a class may be two folders deep."""
+
+    def parse(line: str) -> tuple[str, str]:
+        _, first, *others = line.strip("/").split("/")
+        return line.strip("/"), "/".join([first, *others[:-1]])
+
+    return lists({"trainval": f"{subfolder}Training_01.txt", "test": f"{subfolder}Testing_01.txt"}, parse)
+
+
+def pets(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """annotations/{trainval,test}.txt hold 'Abyssinian_100 1 1 1'; the class is the name without its number."""
+    for split in ("trainval", "test"):
+        for image, *_ in map(str.split, _read_lines(folder / f"annotations/{split}.txt")):
+            if not image.startswith("#"):
+                yield split, folder / f"images/{image}.jpg", image[: image.rindex("_")]
+
+
+def food101(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """meta/{train,test}.json map a class to its images, without '.jpg'."""
+    for split, file in (("trainval", "train"), ("test", "test")):
+        for name, images in _read_json(folder / f"meta/{file}.json").items():
+            yield from ((split, folder / f"images/{image}.jpg", name) for image in images)
+
+
+def cub200(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """images.txt: '1 001.Black_footed_Albatross/....jpg'; train_test_split.txt: '1 0', where 1 is training."""
+    training = dict(line.split() for line in _read_lines(folder / "train_test_split.txt"))
+    for number, image in (line.split(" ", 1) for line in _read_lines(folder / "images.txt")):
+        yield "trainval" if training[number] == "1" else "test", folder / "images" / image, image.split("/")[0]
+
+
+def dogs(subfolder: str) -> FileReader:
+    """train_list.mat and test_list.mat, file_list: 'n02085620-Chihuahua/n02085620_5927.jpg'."""
+
+    def read(folder: Path) -> Iterable[tuple[str, Path, str]]:
+        for split, file in (("trainval", "train"), ("test", "test")):
+            for image in map(str, _read_mat(folder / f"{subfolder}{file}_list.mat", "file_list")):
+                yield split, folder / "Images" / image, image.split("/")[0]
+
+    return read
+
+
+def flowers102(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """setid.mat numbers the images of each split from 1, imagelabels.mat gives each image's class from 1."""
+    labels = dict(enumerate(map(int, _read_mat(folder / "imagelabels.mat", "labels")), start=1))
+    for key, split in (("trnid", "train"), ("valid", "val"), ("tstid", "test")):
+        for number in map(int, _read_mat(folder / "setid.mat", key)):
+            yield split, folder / f"jpg/image_{number:05d}.jpg", f"{labels[number]:03d}"
+
+
+def fungi(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """train.json and val.json list images and annotations; class names include the id, as some names occur twice."""
+    for split in ("train", "val"):
+        content = _read_json(folder / f"{split}.json")
+        names = {row["id"]: f"{row['id']:04d}.{row['name'].strip()}" for row in content["categories"]}
+        files = {row["id"]: folder / row["file_name"] for row in content["images"]}
+        yield from ((split, files[row["image_id"]], names[row["category_id"]]) for row in content["annotations"])
+
+
+def gtsrb(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """GT-final_test.csv: Filename;...;ClassId, for GTSRB/Final_Test/Images."""
+    lines = _read_lines(folder / "GT-final_test.csv")
+    for row in csv.DictReader(lines, delimiter=";", skipinitialspace=True):
+        yield "test", folder / "GTSRB/Final_Test/Images" / row["Filename"], f"{int(row['ClassId']):05d}"
+
+
+def caltech101(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """101_ObjectCategories/CLASS/image_0001.jpg; the background is not a class."""
+    files = _iter_class_folders(folder / "101_ObjectCategories")
+    return (("all", path, name) for path, name in files if name != "BACKGROUND_Google")
+
+
+def omniglot(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """images_background and images_evaluation: ALPHABET/CHARACTER/0001_01.png; each character is a class."""
+    for half in ("images_background", "images_evaluation"):
+        for alphabet in sorted((folder / half).glob("[!.]*")):
+            yield from (("all", path, f"{alphabet.name}/{name}") for path, name in _iter_class_folders(alphabet))
+
+
+def split_folders(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """SPLIT/CLASS/IMAGE: the official splits of a data set, sorted into class folders."""
+    for split in ("trainval", "train", "val", "test"):
+        yield from ((split, path, name) for path, name in _iter_class_folders(folder / split))
+
+
+def test_folders(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """test/CLASS/IMAGE; other folders are ignored."""
+    return (("test", path, name) for path, name in _iter_class_folders(folder / "test"))
+
+
+def imagenet100(folder: Path) -> Iterable[tuple[str, Path, str]]:
+    """train/WNID and val/WNID of the hundred classes; the other classes of ImageNet may be there too."""
+    for split in ("train", "val"):
+        for path, name in _iter_class_folders(folder / split, imagenet100_classes()):
+            yield split, path, name
+
+
+@cache
+def imagenet100_classes() -> tuple[str, ...]:
+    """The class list of "Contrastive multiview coding", in label order."""
+    return tuple(
+        resources.files("supancl.data.sources").joinpath("imagenet100.txt").read_text(encoding="utf-8").split()
+    )
+
+
+def _read_json(path: Path) -> Any:
+    return parse_json(read_text(path, "utf-8-sig"))
+
+
+def _read_mat(path: Path, key: str) -> list[Any]:
+    from scipy.io import loadmat
+
+    return list(loadmat(path, squeeze_me=True)[key].reshape(-1))
+
+
+def _iter_class_folders(folder: Path, names: Iterable[str] = ()) -> Iterable[tuple[Path, str]]:
+    for child in [folder / name for name in names] or sorted(folder.glob("[!.]*")):
+        for path in sorted(child.glob("[!.]*")):
+            if path.suffix.lower() in LISTED_SUFFIXES:
+                yield path, child.name

@@ -8,7 +8,7 @@ import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,13 @@ import numpy as np
 from PIL import Image
 
 from supancl.data.decode import file_stamp, open_image_bytes, open_image_file
-from supancl.data.labels import LabelSet, join_names, set_of_names
-from supancl.data.listing import Entry, Listing, list_entries
+from supancl.data.listing import SPLITS, Entry, Listing, list_entries
 from supancl.data.sources import arrays
 from supancl.data.splits import SPLIT_NAMES
 from supancl.errors import BadInput, did_you_mean
 from supancl.files import reason
 
-LSUN_CACHE = "torchvision unpickles a cache file in the working folder, which could run code"
-UNSAFE_DATASETS = {"LSUN": LSUN_CACHE, "LSUNClass": LSUN_CACHE}  # -> why
+UNSAFE_DATASETS = ("LSUN", "LSUNClass")  # torchvision unpickles a cache file in the working folder: it could run code
 SPLIT_NAMES_TO_TRY = {
     "train": ("train", "trainval", "train_noval"),
     "val": ("val", "valid", "validation"),
@@ -65,65 +63,48 @@ def read_torchvision(text: str, channels: int) -> Listing:
     """Open torchvision:NAME@ROOT: a class of torchvision.datasets whose files are below ROOT."""
     from torchvision import datasets
 
-    name, separator, root = text.partition("@")
-    available = [class_name for class_name in dir(datasets) if inspect.isclass(getattr(datasets, class_name))]
-    if name in UNSAFE_DATASETS:
-        raise BadInput(f"torchvision:{name} is not offered: {UNSAFE_DATASETS[name]}; save its images as class folders")
-    available = [class_name for class_name in available if class_name not in UNSAFE_DATASETS]
-    if name not in available:
-        raise BadInput(f"torchvision has no data set {name!r}{did_you_mean(name, available)}")
-    if not separator or not root:
-        raise BadInput(f"torchvision:{name}: no folder for its files; write torchvision:{name}@ROOT")
-    datasets_by_split, remarks = _torchvision_splits(getattr(datasets, name), name, Path(root))
-    pixels = {split: _pixel_array(data) for split, data in datasets_by_split.items()}
-    labels = {split: _class_numbers(data, f"torchvision:{name}") for split, data in datasets_by_split.items()}
-    classes = next(
-        (_class_names(data.classes) for data in datasets_by_split.values() if getattr(data, "classes", None)), None
-    )
+    name, _, root = text.partition("@")
+    kinds = {key: kind for key, kind in vars(datasets).items() if inspect.isclass(kind) and key not in UNSAFE_DATASETS}
+    if name not in kinds or not root:
+        raise BadInput(f"torchvision:{text}: write torchvision:NAME@ROOT{did_you_mean(name, kinds)}")
+    location, splits = f"torchvision:{name}@{root}", _torchvision_splits(kinds[name], name, Path(root))
+    pixels = {split: _pixel_array(data) for split, data in splits.items()}
+    labels = {split: _class_numbers(data, location) for split, data in splits.items()}
+    classes = next((_class_names(data.classes) for data in splits.values() if getattr(data, "classes", None)), None)
     if all(array is not None for array in pixels.values()):
         pairs = {split: (array, labels[split]) for split, array in pixels.items() if array is not None}
-        return replace(arrays.list_arrays(pairs, channels, f"torchvision:{name}", classes), remarks=tuple(remarks))
-    highest_label = max(int(numbers.max(initial=-1)) for numbers in labels.values())
-    if classes is None:
-        classes = tuple(str(i) for i in range(1 + highest_label))
-    if highest_label >= len(classes):
-        raise BadInput(f"torchvision:{name}@{root}: label {highest_label} has no name; it names {len(classes)} classes")
-    entries: list[Entry] = []
-    for split, data in datasets_by_split.items():
-        items = _list_items(data, f"torchvision:{name}.{split}", Path(root))
-        names = [classes[label] if label >= 0 else "" for label in labels[split].tolist()]
-        entries += [(split, item, label) for item, label in zip(items, names, strict=True)]
-    return list_entries(entries, f"torchvision:{name}@{root}", classes=classes, remarks=tuple(remarks))
+        return arrays.list_arrays(pairs, channels, f"torchvision:{name}", classes)
+    counts = {split: len(data) for split, data in splits.items()}
+    numbers, classes = arrays.number_labels(labels, counts, location, classes, 1)
+    items = [item for split, data in splits.items() for item in _list_items(data, f"torchvision:{name}.{split}", root)]
+    split_numbers = np.repeat([SPLITS.index(split) for split in splits], list(counts.values())).astype(np.uint8)
+    return Listing(items, split_numbers, numbers, classes, location, keeps_classes=True)
 
 
-def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> tuple[dict[str, Any], list[str]]:
-    """Its splits by our names, and remarks on those that could not be opened."""
+def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> dict[str, Any]:
+    """Its splits by our names."""
     parameters = inspect.signature(dataset_class).parameters
     attempts: dict[str, list[dict[str, Any]]] = {"train": [{}]}
     if "train" in parameters:
         attempts = {"train": [{"train": True}], "test": [{"train": False}]}
     elif "split" in parameters:
         attempts = {split: [{"split": option} for option in names] for split, names in SPLIT_NAMES_TO_TRY.items()}
-    datasets_by_split: dict[str, Any] = {}
-    failures: dict[str, str] = {}
+    splits: dict[str, Any] = {}
+    cause = ""
     for split, alternatives in attempts.items():
         for arguments in alternatives:
             try:
-                datasets_by_split[split] = dataset_class(str(root), **arguments)
+                splits[split] = dataset_class(str(root), **arguments)
                 break
             except Exception as error:  # each class raises something else
                 if "Valid values are" not in str(error):  # the split exists, but its files do not
-                    failures.setdefault(split, reason(error))
-    if "train" not in datasets_by_split:
-        cause = failures.get("train", "it has no training split")
+                    cause = cause or reason(error)
+    if "train" not in splits:
         raise BadInput(
             f"torchvision:{name}@{root}: cannot be opened ({cause}); put its files there, for example "
             f"with torchvision.datasets.{name}({str(root)!r}, download=True)"
         )
-    unopened = {split: cause for split, cause in failures.items() if split not in datasets_by_split}
-    return datasets_by_split, [
-        f"torchvision:{name}@{root}: no {split} split ({cause})" for split, cause in unopened.items()
-    ]
+    return splits
 
 
 def _class_names(names: Sequence[Any]) -> tuple[str, ...]:
@@ -133,7 +114,7 @@ def _class_names(names: Sequence[Any]) -> tuple[str, ...]:
     return tuple(f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(all_names))
 
 
-def _list_items(data: Any, name: str, root: Path) -> Sequence[Path | RowItem]:
+def _list_items(data: Any, name: str, root: str) -> Sequence[Path | RowItem]:
     """The image files if the data set lists them, else its rows, which count as changed when anything below the root
     has changed."""
     for attribute in ("_image_files", "_images", "_samples", "samples", "images"):
@@ -142,8 +123,15 @@ def _list_items(data: Any, name: str, root: Path) -> Sequence[Path | RowItem]:
             files = [row[0] if isinstance(row, tuple) else row for row in listed]
             if all(isinstance(file, (str, Path)) for file in files) and Path(files[0]).is_file():
                 return [Path(file) for file in files]
-    dataset_hash = _hash_folder(root)
-    return [RowItem(name, i, dataset_hash, _image_reader(data)) for i in range(len(data))]
+    content = hashlib.sha256()  # names, sizes and times of everything below the root
+    for folder, subfolders, file_names in os.walk(root):
+        subfolders.sort()
+        for file_name in sorted(file_names):
+            with contextlib.suppress(OSError):
+                stamp = file_stamp(Path(folder, file_name))
+                content.update(f"{folder}/{file_name}\0{stamp}".encode("utf-8", "surrogateescape"))
+    dataset_hash = int(content.hexdigest()[:15], 16)
+    return [RowItem(name, i, dataset_hash, lambda index: data[index][0]) for i in range(len(data))]
 
 
 def _pixel_array(data: Any) -> np.ndarray | None:
@@ -172,27 +160,15 @@ def _class_numbers(data: Any, location: str) -> np.ndarray:
         raise BadInput(f"{location}: its samples are not (image, class number); save it as class folders") from None
 
 
-def _image_reader(data: Any) -> Callable[[int], Any]:
-    return lambda index: data[index][0]
-
-
-def _hash_folder(root: Path) -> int:
-    """A hash of everything below the root: names, sizes and modification times."""
-    content = hashlib.sha256()
-    for folder, subfolders, files in os.walk(root):
-        subfolders.sort()
-        for name in sorted(files):
-            with contextlib.suppress(OSError):
-                content.update(f"{folder}/{name}\0{file_stamp(Path(folder, name))}".encode("utf-8", "surrogateescape"))
-    return int(content.hexdigest()[:15], 16)
-
-
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def offline() -> Iterator[None]:
-    """Let the libraries of Hugging Face look into their caches alone, not for hosts."""
+def local_caches(sources: Iterable[str]) -> Iterator[None]:
+    """For sources that the user has not named: the libraries of Hugging Face look into their caches, not for hosts."""
+    if not any(name.startswith("hf:") for name in sources):
+        yield
+        return
     try:
         from datasets import config
         from huggingface_hub import constants
@@ -213,52 +189,36 @@ def list_hugging_face(text: str, channels: int) -> Listing:
         import datasets
     except ImportError:
         raise BadInput(f"hf:{text}: needs the package datasets; pip install 'supancl[hf]'") from None
-    if not text:
-        raise BadInput("hf: names no data set; write hf:NAME, such as hf:beans, or hf:FOLDER")
-    dataset = _load_dataset(datasets, text)
+    try:
+        folder = Path(text)
+        is_saved = (folder / "dataset_dict.json").exists() or (folder / "state.json").exists()
+        dataset = (datasets.load_from_disk if is_saved else datasets.load_dataset)(text)
+    except Exception as error:  # network, hub, arrow and pickle each raise something else
+        raise BadInput(
+            f"hf:{text}: cannot be loaded ({reason(error)}); check the name, or give a folder written by save_to_disk"
+        ) from None
     splits = dict(dataset) if isinstance(dataset, datasets.DatasetDict) else {"train": dataset}
-    name_by_split, remarks = _hugging_face_splits(splits, text)
+    names = {split: [name for name in splits if SPLIT_NAMES.get(name.lower()) == split] for split in SPLITS}
+    if not names["train"] or any(len(each) > 1 for each in names.values()):
+        raise BadInput(
+            f"hf:{text}: splits {', '.join(splits)}: one must be train, and one at most val and test each; save them "
+            "so (save_to_disk) and give that folder"
+        )
     entries: list[Entry] = []
-    classes: tuple[str, ...] | None = None
-    for split, name in name_by_split.items():
+    all_classes: set[tuple[str, ...] | None] = set()
+    cache_name = os.path.realpath(text) if Path(text).exists() else text
+    for split, (name, *_) in ((split, found) for split, found in names.items() if found):
         data, location = splits[name], f"hf:{text} ({name})"
         image, label = _find_columns(datasets, data, location)
-        names = getattr(_element(data.features[label]), "names", None) if label else None
-        if names and classes not in (None, tuple(names)):
-            raise BadInput(
-                f"{location}: its classes differ from those of the other splits; cast them to one ClassLabel"
-            )
-        classes = tuple(names) if names else classes
-        values = data[label] if label else [None] * len(data)
-        _check_lists(values, names, f"{location}: column {label}")
-        labels = _label_names(values, names)
-        cache_name = os.path.realpath(text) if Path(text).exists() else text
+        listed = getattr(_element(data.features[label]), "names", None) if label else None
+        all_classes.add(tuple(listed) if listed else None)
+        labels = [_label_name(value, listed, location) for value in (data[label] if label else [None] * len(data))]
         items = _list_rows(datasets, data, image, f"hf:{cache_name}.{name}")
         entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
-    label_sets: dict[str, LabelSet] = {label: set_of_names(label) for label in {label for _, _, label in entries}}
-    if classes is not None and not {name for labels in label_sets.values() for name in labels} <= set(classes):
-        raise BadInput(f"hf:{text}: only some splits name their classes; cast them to one ClassLabel")
-    return list_entries(entries, f"hf:{text}", label_sets, remarks=tuple(remarks), classes=classes, by_number=True)
-
-
-def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, str], list[str]]:
-    """Our split name -> theirs, and remarks on splits that are left out."""
-    name_by_split: dict[str, str] = {}
-    remarks = []
-    for name in splits:
-        split = SPLIT_NAMES.get(name.lower())
-        if split is None:
-            remarks.append(f"hf:{text}: split {name} is neither train, val nor test and is ignored")
-        elif split in name_by_split:
-            raise BadInput(
-                f"hf:{text} has both {name_by_split[split]} and {name} for {split}; save one of them alone "
-                "(save_to_disk) and give that folder"
-            )
-        else:
-            name_by_split[split] = name
-    if "train" not in name_by_split:
-        raise BadInput(f"hf:{text}: no training split; it has {', '.join(splits)}")
-    return name_by_split, remarks
+    if len(all_classes) > 1:
+        raise BadInput(f"hf:{text}: the classes of its splits differ; cast them to one ClassLabel")
+    sets = {label: dict.fromkeys(label.split("\0"), 1.0) if label else {} for _, _, label in entries}
+    return list_entries(entries, f"hf:{text}", sets, classes=all_classes.pop(), by_number=True)
 
 
 def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Path | RowItem]:
@@ -269,20 +229,7 @@ def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Pat
         if all(image.get("path") and not image.get("bytes") for image in images):
             return [Path(image["path"]) for image in images]
     dataset_hash = int(hashlib.sha256(str(data._fingerprint).encode()).hexdigest()[:15], 16)
-    read = _column_reader(raw, column)
-    return [RowItem(name, i, dataset_hash, read) for i in range(len(data))]
-
-
-def _load_dataset(datasets: Any, text: str) -> Any:
-    try:
-        folder = Path(text)
-        if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
-            return datasets.load_from_disk(text)
-        return datasets.load_dataset(text)
-    except Exception as error:  # network, hub, arrow and pickle each raise something else
-        raise BadInput(
-            f"hf:{text}: cannot be loaded ({reason(error)}); check the name, or give a folder written by save_to_disk"
-        ) from None
+    return [RowItem(name, i, dataset_hash, lambda index: raw[index][column]) for i in range(len(data))]
 
 
 def _find_columns(datasets: Any, data: Any, location: str) -> tuple[str, str | None]:
@@ -304,35 +251,23 @@ def _element(kind: Any) -> Any:
     return getattr(kind, "feature", kind)
 
 
-def _check_lists(values: Iterable[Any], names: Sequence[str] | None, location: str) -> None:
-    """Refuse lists of numbers without names that are weights of all classes, not the classes of an image."""
-    if names:
-        return
-    for value in values:
-        items = value if isinstance(value, (list, tuple)) else ()
-        numbers = [item for item in items if isinstance(item, (bool, int, float)) and item != -1]
-        if any(isinstance(number, (bool, float)) for number in numbers) or len(set(numbers)) < len(numbers):
+def _label_name(value: Any, names: Sequence[str] | None, location: str) -> str:
+    """The class of a row, '' for none; of a list of classes their names with zeros between them.
+
+    Lists of numbers without names that are weights of all classes are refused.
+    """
+    if isinstance(value, (list, tuple)):
+        numbers = [item for item in value if isinstance(item, (bool, int, float)) and item != -1]
+        is_weights = any(isinstance(number, (bool, float)) for number in numbers) or len(set(numbers)) < len(numbers)
+        if names is None and is_weights:
             raise BadInput(
-                f"{location} holds {str(value)[:80]}, which are no classes of an image; give lists of class numbers or "
-                "names, or save weights as a .npz with train_labels (N, C)"
+                f"{location}: the label {str(value)[:80]} is no list of classes; give lists of class numbers or names, "
+                "or save weights as a .npz with train_labels (N, C)"
             )
-
-
-def _label_names(values: Sequence[Any], names: Sequence[str] | None) -> list[str]:
-    """The label of each row: a class, or as `join_names` the classes in a list."""
-
-    def to_name(value: Any) -> str:
-        if isinstance(value, (list, tuple)):
-            return join_names(name for name in map(to_name, value) if name)
-        if value is None or value == -1:
-            return ""
-        return str(names[value]) if names else str(value)
-
-    return [to_name(value) for value in values]
-
-
-def _column_reader(data: Any, column: str) -> Callable[[int], Any]:
-    return lambda index: data[index][column]
+        return "\0".join(sorted({name for item in value if (name := _label_name(item, names, location))}))
+    if value is None or value == -1:
+        return ""
+    return str(names[value]) if names else str(value)
 
 
 READERS: dict[str, Callable[[str, int], Listing]] = {"torchvision": read_torchvision, "hf": list_hugging_face}

@@ -18,7 +18,7 @@ from supancl.data.labels import (
     SEPARATOR,
     LabelSet,
     check_count,
-    labels_of_splits,
+    labels_from_pairs,
     pairs_from_matrix,
     parse_label_set,
 )
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIXES = (".csv", ".parquet")
-COLUMN_SEPARATORS = (";", "\t", "|")  # of tables that are saved without commas
 BLOCK_BYTES = 2**24  # a line of more is refused
-PREDICTED_COLUMNS = {"label", "confidence", "source"}  # of a table that `supancl predict` wrote
 CHANGED_FROM = "changed_from"
 
 
@@ -45,46 +43,51 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
     weights of a class each.
     """
     import pyarrow as pa
+    from pyarrow import compute
 
     is_csv = path.suffix.lower() != ".parquet"
     try:
         with open_regular(path) as file:
             table, layout = (_read_csv if is_csv else _read_parquet)(file, path, parse_columns(column_names))
     except (pa.ArrowException, csv.Error, UnicodeDecodeError) as error:
-        why = re.sub(r"Row #(\d+)", lambda row: f"line {int(row[1]) + 1}", str(error).partition("\n")[0])[:300]
-        kind = "csv file in UTF-8" if is_csv else "parquet file"
+        kind, why = "csv file in UTF-8" if is_csv else "parquet file", str(error).partition("\n")[0][:300]
+        why = re.sub(r"Row #(\d+)", lambda row: f"line {int(row[1]) + 1}", why)
         raise BadInput(f"{path}: not a {kind} ({why}); put values with a comma in double quotes") from None
     if not table.num_rows:
         raise BadInput(f"{path}: no image is listed; write a line path,label[,split] for each, below the first")
     for name in (layout.path, *layout.labels):
-        _check_lines(table[name], path)
-    items = TablePaths(path.parent, *_values(table[layout.path]))
-    if (at := items.find_empty()) is not None:
-        raise BadInput(f"{path} line {at + 2}: no path; write path,label[,split]")
+        if compute.any(compute.match_substring(_values(table[name])[0], "\n")).as_py():
+            raise BadInput(f"{path}: a value spans several lines; close its double quote, and double those inside it")
+    paths, rows = _values(table[layout.path])
+    is_empty = compute.equal(paths, "").to_numpy(zero_copy_only=False)
+    if (is_empty if rows is None else is_empty[rows]).any():
+        raise BadInput(f"{path}: a line has no path; write path,label[,split]")
+    items, remarks = TablePaths(path.parent, paths, rows), list[str]()
     splits = np.zeros(table.num_rows, np.uint8)
     if layout.split is not None:
-        names, rows = _different(table[layout.split])
-        first = _first_lines(rows, len(names))
-        numbers = [_split_number(name, path, line) for name, line in zip(names.to_pylist(), first, strict=True)]
-        splits = np.array(numbers, np.uint8)[rows]
-    if not (splits == SPLITS.index("train")).any():
-        raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
-    remarks = _prediction_remarks(path, table)
+        names, codes = _different(table[layout.split])
+        splits = np.array([_split_number(name, path) for name in names.to_pylist()], np.uint8)[codes]
+        if not (splits == SPLITS.index("train")).any():
+            raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
+        files, codes = _different(table[layout.path])
+        in_split = np.zeros((len(files), len(SPLITS)), bool)
+        in_split[codes, splits] = True
+        if len(divided := np.flatnonzero(in_split.sum(1) > 1)):
+            remarks.append(f"{path}: files in two splits: {len(divided)}, such as {files[int(divided[0])]}")
     if layout.classes:
-        weights = _weights(table, layout, path)
-        order = sorted(range(len(layout.classes)), key=layout.classes.__getitem__)
+        weights, order = _weights(table, layout, path), np.argsort(layout.classes)
         classes = tuple(layout.classes[column] for column in order)
-        pairs = pairs_from_matrix(weights[:, order], max_labels, lambda row: f"{path} line {row + 2}", classes)
-        labels = labels_of_splits({"all": pairs})["all"]
-        return Listing(items, splits, labels, classes, str(path), remarks, keeps_classes=True)
-    texts, codes, lines = [""], np.zeros(table.num_rows, np.int32), [2]
+        labels = labels_from_pairs(pairs_from_matrix(weights[:, order], max_labels, str(path), 2))
+        return Listing(items, splits, labels, classes, str(path), tuple(remarks), keeps_classes=True)
+    texts, codes = [""], np.zeros(table.num_rows, np.int32)
     if layout.labels:
         column, codes = _different(table[layout.labels[0]])
-        texts, lines = [_label(text) for text in column.to_pylist()], _first_lines(codes, len(column))
+        texts = [unescape_formula(text.strip()) for text in column.to_pylist()]
     if max_labels == 1 or not any(SEPARATOR in text for text in texts):
-        return make_listing(items, splits, codes, texts, path, remarks=remarks)
-    sets = [_label_set(text, f"{path} line {line}", max_labels) for text, line in zip(texts, lines, strict=True)]
-    return make_listing(items, splits, codes, sets, path, remarks=remarks)
+        sets: list[LabelSet] = [{} if text in ("", *NO_LABEL) else {text: 1.0} for text in texts]
+    else:
+        sets = [_label_set(text, str(path), max_labels) for text in texts]
+    return make_listing(items, splits, codes, sets, path, remarks=tuple(remarks))
 
 
 class TableLayout(NamedTuple):
@@ -99,10 +102,9 @@ class TableLayout(NamedTuple):
     classes: tuple[str, ...] = ()
     is_guessed: bool = False
 
-    def wanted(self, header: Sequence[str]) -> list[str]:
+    def wanted(self) -> list[str]:
         """The columns to read."""
-        predicted = PREDICTED_COLUMNS & set(header) if PREDICTED_COLUMNS.issubset(header) else set()
-        return list(dict.fromkeys([self.path, *self.labels, *([self.split] if self.split else []), *predicted]))
+        return list(dict.fromkeys([self.path, *self.labels, *([self.split] if self.split else [])]))
 
 
 def _read_csv(file: io.BufferedReader, path: Path, names: Mapping[str, str]) -> tuple[pa.Table, TableLayout]:
@@ -115,9 +117,9 @@ def _read_csv(file: io.BufferedReader, path: Path, names: Mapping[str, str]) -> 
     layout = find_columns(header, path, names)
     texts = dict.fromkeys(header, pa.large_string())
     options = arrow.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, column_names=header)
-    convert = arrow.ConvertOptions(column_types=texts, include_columns=layout.wanted(header), strings_can_be_null=False)
+    convert = arrow.ConvertOptions(column_types=texts, include_columns=layout.wanted(), strings_can_be_null=False)
     if not file.peek(1):
-        return pa.table({name: pa.array([], pa.large_string()) for name in layout.wanted(header)}), layout
+        return pa.table({name: pa.array([], pa.large_string()) for name in layout.wanted()}), layout
     return arrow.read_csv(file, options, convert_options=convert), layout
 
 
@@ -128,7 +130,7 @@ def _read_parquet(file: io.BufferedReader, path: Path, names: Mapping[str, str])
 
     metadata = parquet.read_metadata(file)
     layout = find_columns(list(metadata.schema.names), path, names)
-    wanted = layout.wanted(metadata.schema.names)
+    wanted = layout.wanted()
     nbytes = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     check_fits_memory(nbytes + 16 * metadata.num_rows * len(wanted), str(path), "divide it")
     file.seek(0)
@@ -163,26 +165,6 @@ def _different(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray]:
     return values, rows.astype(np.int32)  # a copy, which torch may write to
 
 
-def _first_lines(rows: np.ndarray, values: int) -> list[int]:
-    """The first line of the table that has each value."""
-    first = np.full(values, len(rows))
-    np.minimum.at(first, rows, np.arange(len(rows)))
-    return (first + 2).tolist()
-
-
-def _check_lines(column: pa.ChunkedArray, path: Path) -> None:
-    from pyarrow import compute
-
-    values, _ = _values(column)
-    if compute.any(compute.match_substring(values, "\n")).as_py():
-        raise BadInput(f"{path}: a value spans several lines; close its double quote, and double the quotes inside it")
-
-
-def _label(text: str) -> str:
-    label = unescape_formula(text.strip())
-    return "" if label in NO_LABEL else label
-
-
 def _weights(table: pa.Table, layout: TableLayout, path: Path) -> np.ndarray:
     """(N, C): the weights in the columns of the classes; -1 in the row of an unlabelled image.
 
@@ -198,19 +180,17 @@ def _weights(table: pa.Table, layout: TableLayout, path: Path) -> np.ndarray:
         try:
             weights = compute.cast(compute.if_else(compute.equal(texts, ""), None, texts), pa.float64())
         except pa.ArrowInvalid as error:
-            raise BadInput(f"{path}: column {name!r} holds no weight ({error}); {_WEIGHTS}") from None
+            raise BadInput(f"{path}: column {name!r} holds no weight ({error}); {WEIGHTS}") from None
         found = weights.to_numpy(zero_copy_only=False)
-        found = found if rows is None else found[rows]
         if layout.is_guessed and ((found > 1) & np.isfinite(found)).any():
-            at = int(np.argmax(found > 1))
-            raise BadInput(f"{path} line {at + 2}: column {name!r} holds {found[at]:g}; {_WEIGHTS}")
-        columns.append(found)
+            raise BadInput(f"{path}: column {name!r} holds {found[found > 1][0]:g}; {WEIGHTS}")
+        columns.append(found if rows is None else found[rows])
     matrix = np.stack(columns, axis=1)
     matrix[np.isnan(matrix).all(1)] = -1
     return matrix
 
 
-_WEIGHTS = (
+WEIGHTS = (
     "without a column 'label', all columns but path and split are classes: write 0, 1 or a weight up to 1, or name the "
     "columns with columns image=NAME,label=NAME (label=cat+dog: one per class)"
 )
@@ -225,21 +205,11 @@ def _label_set(text: str, location: str, max_labels: int) -> LabelSet:
     return {name: weight for name, weight in labels.items() if name not in NO_LABEL}
 
 
-def _split_number(text: str, path: Path, line: int) -> int:
+def _split_number(text: str, path: Path) -> int:
     split = text.strip().lower() or "train"
     if split not in SPLIT_NAMES:
-        raise BadInput(f"{path} line {line}: split {split!r} is unknown; use train, val or test")
+        raise BadInput(f"{path}: split {split!r} is unknown; use train, val or test")
     return SPLITS.index(SPLIT_NAMES[split])
-
-
-def _prediction_remarks(path: Path, table: pa.Table) -> tuple[str, ...]:
-    """A remark on labels that `supancl predict` filled in: held-out images may be among them."""
-    if "source" not in table.column_names or "confidence" not in table.column_names:
-        return ()
-    values, rows = _different(table["source"])
-    predicted = int(np.isin(rows, np.flatnonzero(values.to_numpy(zero_copy_only=False) == "predicted")).sum())
-    remark = f"{path}: labels that were predicted (column source): {predicted}; accuracies are not about true ones"
-    return (remark,) if predicted else ()
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -272,20 +242,13 @@ def find_columns(header: Sequence[str], table: Path, names: Mapping[str, str]) -
     """
     path, split = names.get("path", "path"), names.get("split", "split")
     labels = _label_columns(header, path, split, names)
-    missing = [name for name in (path, *labels, *([split] if "split" in names else [])) if name not in header]
-    if missing:
-        columns = ", ".join(header) or "nothing"
-        separator = next((mark for mark in COLUMN_SEPARATORS if len(header) == 1 and mark in columns), None)
-        if separator is not None:
-            raise BadInput(f"{table}: the columns are separated by {separator!r}; save it with commas between them")
+    wanted, count = [path, *labels, *([split] if "split" in names or split in header else [])], Counter(header)
+    if wrong := [name for name in wanted if not name or count[name] != 1]:
         raise BadInput(
-            f"{table}: no column {min(missing)!r}; the first line has {columns[:300]}; write path,label[,split], name "
-            "the columns with columns image=NAME,label=NAME, or write one column of weights for each of several classes"
+            f"{table}: {count[wrong[0]]} columns are called {wrong[0][:80]!r}; the first line has "
+            f"{', '.join(header)[:300]!r}; write path,label[,split] with commas, name the columns with columns "
+            "image=NAME,label=NAME, or write one column of weights for each of several classes"
         )
-    count = Counter(header)
-    for name in (path, *labels, split):
-        if count[name] > 1 or (len(labels) > 1 and not name):
-            raise BadInput(f"{table}: columns called {name[:80]!r}: {count[name]}; give each another name")
     classes = tuple(labels) if len(labels) > 1 else ()
     return TableLayout(path, tuple(labels), split if split in header else None, classes, "label" not in names)
 
@@ -342,7 +305,7 @@ def write_corrected(
         path_at, label_at = header.index(layout.path), header.index(layout.labels[0])
         writer.writerow([*header, CHANGED_FROM])
         for row in filter(None, rows):
-            number = _split_number(row[header.index(layout.split)] if layout.split else "", table, rows.line_num)
+            number = _split_number(row[header.index(layout.split)] if layout.split else "", table)
             waiting = new_labels.get((os.path.abspath(os.path.join(table.parent, row[path_at])), number))
             label = waiting.pop(0) if waiting else None
             old = ""
