@@ -85,12 +85,6 @@ def test_a_data_set_of_arrays_is_taken_as_it_is(tmp_path, no_checksums):
     assert found.remarks == ()
 
 
-def test_a_split_whose_files_are_missing_is_said_not_passed_over(tmp_path, no_checksums):
-    found = opened(f"torchvision:SVHN@{house_numbers(tmp_path, ('train',))}")
-    assert list(found.splits) == ["train"]
-    assert len(found.remarks) == 1
-
-
 class InMemory(torchvision.datasets.VisionDataset):
     """A data set that opens images by number and keeps no list of files."""
 

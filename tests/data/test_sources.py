@@ -220,7 +220,7 @@ def test_arrays_from_python_need_no_file():
     ("images", "labels", "message"),
     [
         (noise(4, 8, 8).astype(float), [0, 1, 0, 1], ("train_images", "float64", "uint8")),
-        (noise(4, 8, 8), [True, False, True, False], ("train_labels", "bool", "integers")),
+        (noise(4, 8, 8), [True, False, True, False], ("train_labels", "bool")),
         (noise(4, 8, 8), [0, 1, 0], ("train_labels", "(3,)", "4 images")),
         (noise(4, 3, 8, 8), [0, 1, 0, 1], ("(4, 3, 8, 8)", "transpose(0, 2, 3, 1)")),
     ],
