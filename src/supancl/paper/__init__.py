@@ -11,10 +11,10 @@ from typing_extensions import Unpack
 
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, CheckFailed, did_you_mean, program_name
-from supancl.files import Output, make_folder, write_text
+from supancl.files import Output, make_folder, write_json, write_text
 from supancl.reporter import report_progress, say, show
 from supancl.reports.page import picture_output
-from supancl.reports.tables import LEGEND, plain_table
+from supancl.reports.tables import plain_table
 from supancl.runs.folder import next_folder
 from supancl.sweeps import SweepRequest, SweepSettings, check_overrides
 from supancl.use import EncoderArgument, EncoderOptions, check_above, check_named_source, open_encoders
@@ -56,6 +56,9 @@ def toy(
     Output(folder, replaces=lambda path: not (path / "toy.json").exists()).check()
     make_folder(folder)
     from supancl.paper import toy_study as study
+    from supancl.paper.layouts import LAYOUTS
+    from supancl.paper.pivot import fill, write
+    from supancl.paper.results import read_entries
     from supancl.paper.toy_training import ALPHAS, FULL, QUICK, READINGS
     from supancl.reports.pictures import tsne_panels
 
@@ -63,12 +66,13 @@ def toy(
     result, panels = study.run(
         READINGS[reading], size, list(range(seeds)), lambda epoch: report_progress(task, epoch, size.epochs)
     )
-    summary, of = study.summarize(result["rows"]), f"mean ± sd, seeds: {seeds} (paper); {LEGEND}"
-    show(study.table(summary, study.TABLE_1_COLUMNS, f"Table 1 (toy part): {of}"))
-    show(study.table(summary, study.TABLE_2_COLUMNS, f"Table 2: linear probe on new classes: {of}"))
+    write_json(folder / "toy.json", result)
+    for name in ("1", "2"):
+        filled = fill(LAYOUTS[name], read_entries([str(folder)]))
+        show(write(filled, "text"))
+        write_text(folder / f"table{name}.md", write(filled, "markdown"))
     for line in study.findings(result):
         say(line)
-    study.write(result, folder)
     tsne_panels(panels, tuple("ABC"), folder / "tsne.png")
     say(f"written to {folder}: toy.json, table1.md, table2.md, tsne.png")
     return {**result, "folder": str(folder)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +17,11 @@ from torch import Tensor
 from supancl.config import to_json
 from supancl.data.order import derive_seed
 from supancl.data.sources.arrays import Toy
-from supancl.files import write_json, write_text
 from supancl.paper.numbers import TOY, TOY_TRANSFER
 from supancl.paper.toy_training import ALPHAS, FULL, Reading, Size, Trained, draw_data, train
 from supancl.probes import Features, knn_accuracy, variance
-from supancl.reports.tables import Cell, Table, mark_for_rank, mean_text, to_markdown
 from supancl.runs.provenance import commit, versions
-from supancl.stats import SeedStats, mean_interval, seed_stats_numpy
+from supancl.stats import SeedStats, seed_stats_numpy
 
 FIGURE_SAMPLES_PER_CLASS = 300  # training samples per class in the figure; more would overlap
 NEIGHBOURS = 20
@@ -32,7 +29,6 @@ SIGMAS = (0.2, 0.5, 0.8)
 KINDS = ("interpolation", "extrapolation")
 TABLE_1_COLUMNS = ("l_ssl", "l_sup", "S_W", "S_W/S_T", "k-NN", "linear")
 TABLE_2_COLUMNS = TOY_TRANSFER
-ACCURACIES = ("k-NN", "linear", *TABLE_2_COLUMNS)  # columns in which best and second-best are marked
 PAPER = {alpha: dict(zip((*TABLE_1_COLUMNS, *TABLE_2_COLUMNS), values, strict=True)) for alpha, values in TOY.items()}
 # largest distance from the paper that counts as met: .05 for losses and ratio (in percent: 5), 3 points of accuracy
 TOLERANCES = {"l_ssl": 0.05, "S_W/S_T": 5.0, "k-NN": 3.0, "linear": 3.0}
@@ -65,7 +61,6 @@ def run(
         "paper": {f"{alpha:g}": numbers for alpha, numbers in PAPER.items()},
         "trends": trends(summary),
         "levels": levels(summary),
-        "paired": paired_differences(rows),
         "seconds": {
             "data": data_ready - started,
             "training": training_done - data_ready,
@@ -80,14 +75,6 @@ def run(
     return result, {f"alpha = {alpha:g}": Features(value, labels) for alpha, value in zip(ALPHAS, values, strict=True)}
 
 
-def write(result: dict[str, Any], folder: Path) -> None:
-    """Write the tables, and toy.json last: it marks the study as complete."""
-    summary = summarize(result["rows"])
-    write_text(folder / "table1.md", to_markdown(table(summary, TABLE_1_COLUMNS)))
-    write_text(folder / "table2.md", to_markdown(table(summary, TABLE_2_COLUMNS)))
-    write_json(folder / "toy.json", result)
-
-
 # --- what is measured -------------------------------------------------------------------------------------------------
 
 
@@ -97,21 +84,19 @@ def measure(
     """One row per (alpha, seed): Table 1, and Table 2 as `interpolation 0.2` and so on."""
     rows = []
     for position, (seed, toy) in enumerate(zip(seeds, toys, strict=True)):
-        first = table_one(trained, position, toy, size)
+        first = table_one(trained, position, toy)
         second = table_two(trained, position, toy, reading, size, seed)
         for alpha, one, two in zip(alphas, first, second, strict=True):
             rows.append({"alpha": alpha, "seed": seed, **one, **two})
     return rows
 
 
-def table_one(trained: Trained, position: int, toy: Toy, size: Size) -> list[Row]:
-    paper_sized = first_per_class(toy.test_labels, size.test)
+def table_one(trained: Trained, position: int, toy: Toy) -> list[Row]:
     rows: list[Row] = []
     features = (trained.features(position, part) for part in (toy.train, toy.test))
     for fit_values, test_values in zip(*features, strict=True):
         fit, test = Features(fit_values, toy.train_labels), Features(test_values, toy.test_labels)
-        paper_test = Features(test_values[paper_sized], toy.test_labels[paper_sized])
-        scatter, (linear, linear_paper_test) = variance(fit), linear_accuracy(fit, [test, paper_test])
+        scatter = variance(fit)
         rows.append(
             {
                 "l_ssl": float(trained.ssl[position, len(rows)]),
@@ -119,9 +104,7 @@ def table_one(trained: Trained, position: int, toy: Toy, size: Size) -> list[Row
                 "S_W": scatter.within,
                 "S_W/S_T": 100 * scatter.ratio,
                 "k-NN": knn_accuracy(fit, test, k=NEIGHBOURS),
-                "linear": linear,
-                "k-NN, 1x test": knn_accuracy(fit, paper_test, k=NEIGHBOURS),
-                "linear, 1x test": linear_paper_test,
+                "linear": linear_accuracy(fit, test),
             }
         )
     return rows
@@ -142,13 +125,13 @@ def table_two(trained: Trained, position: int, toy: Toy, reading: Reading, size:
             test = draw_downstream(means, sigma, test_per_class, generator)
             features = (trained.features(position, part.values) for part in (fit, test))
             for row, fit_values, test_values in zip(rows, *features, strict=True):
-                tested = [Features(test_values, test.labels)]
-                row[f"{kind} {sigma:g}"] = linear_accuracy(Features(fit_values, fit.labels), tested)[0]
+                fitted, tested = Features(fit_values, fit.labels), Features(test_values, test.labels)
+                row[f"{kind} {sigma:g}"] = linear_accuracy(fitted, tested)
     return rows
 
 
-def linear_accuracy(fit: Features, tests: Sequence[Features]) -> list[float]:
-    """Multinomial logistic regression, in percent for each test set.
+def linear_accuracy(fit: Features, test: Features) -> float:
+    """Multinomial logistic regression, in percent.
 
     Not standardised: the features are unit vectors already, and rescaling would undo how far alpha = 0 shrinks some
     directions, which is what we measure.
@@ -159,11 +142,11 @@ def linear_accuracy(fit: Features, tests: Sequence[Features]) -> list[float]:
     # such small products are slower on several threads
     with threadpool_limits(limits=1, user_api="blas"):
         model = LogisticRegression(max_iter=2000).fit(fit.values.double().numpy(), fit.labels.numpy())
-        return [100 * float(model.score(test.values.double().numpy(), test.labels.numpy())) for test in tests]
+        return 100 * float(model.score(test.values.double().numpy(), test.labels.numpy()))
 
 
 def first_per_class(labels: Tensor, per_class: int) -> Tensor:
-    """Positions of the first samples of every class: cuts the larger test set to the paper's size."""
+    """Positions of the first samples of every class."""
     return torch.cat([(labels == label).nonzero()[:per_class, 0] for label in labels.unique()])
 
 
@@ -176,35 +159,11 @@ def draw_downstream(means: Tensor, variance: float, per_class: int, generator: t
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def values_by_alpha(rows: Sequence[Row]) -> dict[float, dict[str, list[float]]]:
-    """alpha -> measure -> values in the order of the seeds."""
-    values: dict[float, dict[str, list[float]]] = {}
-    for row in sorted(rows, key=lambda row: (row["alpha"], row["seed"])):
-        by_name = values.setdefault(row["alpha"], {})
-        for name in row.keys() - {"alpha", "seed"}:
-            by_name.setdefault(name, []).append(row[name])
-    return values
-
-
 def summarize(rows: Sequence[Row]) -> Summary:
     """alpha -> measure -> mean and standard deviation over seeds."""
-    names = [name for name in rows[0] if name not in ("alpha", "seed")]
-    by_alpha = values_by_alpha(rows).items()
-    return {alpha: {name: seed_stats_numpy(values[name]) for name in names} for alpha, values in by_alpha}
-
-
-def paired_differences(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Inner alphas minus alpha = 0, seed by seed: mean and 95% interval (Student's t; none for one seed)."""
-    values = values_by_alpha(rows)
-    results = []
-    for measure, alpha in itertools.product(("k-NN", "linear"), (alpha for alpha in values if 0 < alpha < 1)):
-        pairs = zip(values[alpha][measure], values[0.0][measure], strict=True)
-        differences = [ours - supervised for ours, supervised in pairs]
-        mean, *ends = mean_interval(differences, seed_stats_numpy)
-        interval, paper = ends if len(differences) > 1 else None, PAPER[alpha][measure] - PAPER[0.0][measure]
-        result = {"measure": measure, "alpha": alpha, "mean": mean, "interval": interval}
-        results.append({**result, "n": len(differences), "paper": paper})
-    return results
+    alphas, names = dict.fromkeys(row["alpha"] for row in rows), [*rows[0].keys() - {"alpha", "seed"}]
+    of = {alpha: [row for row in rows if row["alpha"] == alpha] for alpha in sorted(alphas)}
+    return {alpha: {name: seed_stats_numpy([row[name] for row in of[alpha]]) for name in names} for alpha in of}
 
 
 def trends(summary: Summary) -> dict[str, bool]:
@@ -248,41 +207,14 @@ def conditions(result: Mapping[str, Any]) -> str:
     return f"reading {result['reading']['name']!r}" + (f", not in App. B's size: {changed}" if changed else "")
 
 
-def decimals(name: str) -> int:
-    return 3 if name in ("l_ssl", "l_sup", "S_W") else 1
-
-
-def cell(summary: Summary, alpha: float, name: str) -> Cell:
-    """`61.2 ± 0.3 (61.18)`: ours, its standard deviation, the paper's; accuracies are marked."""
-    mean, sd = summary[alpha][name]
-    better = sum(summary[other][name].mean > mean for other in summary)
-    text = f"{mean_text(mean, sd, decimals(name))} ({PAPER[alpha][name]:g})"
-    return Cell(text, mark=mark_for_rank(better) if name in ACCURACIES else "")
-
-
-def table(summary: Summary, columns: Sequence[str], caption: str = "") -> Table:
-    """A row per alpha, the first cell naming it."""
-    titles = [f"{name} %" if name in ("S_W/S_T", *ACCURACIES) else name for name in columns]
-    rows: list[list[str | Cell]] = [
-        [f"{alpha:g}", *(cell(summary, alpha, name) for name in columns)] for alpha in sorted(summary)
-    ]
-    return Table(["alpha", *titles], rows, caption=caption)
-
-
 def findings(result: Mapping[str, Any]) -> list[str]:
-    """The paper's conclusions with yes or no, numbers that are off the paper's, and paired differences."""
+    """The paper's conclusions with yes or no, and the numbers that are off the paper's."""
     lines = [f"{'yes' if holds else 'NO '}  {claim}" for claim, holds in result["trends"].items()]
     missed = [row for row in result["levels"] if not row["met"]]
     for row in missed:
-        ours = f"{row['ours']:.{decimals(row['measure'])}f}"
-        lines.append(f"off the paper: {row['measure']} at alpha = {row['alpha']:g}: {ours} against {row['paper']:g}")
+        where = f"{row['measure']} at alpha = {row['alpha']:g}"
+        lines.append(f"off the paper: {where}: {row['ours']:.4g} against {row['paper']:g}")
     lines.append(f"levels met: {len(result['levels']) - len(missed)} of {len(result['levels'])}")
-    for row in result["paired"]:
-        between = ", 95% interval {:+.2f} to {:+.2f}".format(*row["interval"]) if row["interval"] else ""
-        lines.append(
-            f"{row['measure']}, alpha = {row['alpha']:g} minus alpha = 0: {row['mean']:+.2f} points{between} "
-            f"(n = {row['n']}; paper {row['paper']:+.2f})"
-        )
     seconds = result["seconds"]
     return [
         *lines,
