@@ -1,7 +1,6 @@
 """The collapse ablation: four cells that differ in pool and EMA alone, each with a verdict."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,6 @@ def test_a_cell_is_the_row_of_the_method_table(pool: bool, ema: bool) -> None:
     assert built.pool.kind == row.pool.kind
     for section in ("heads", "loss", "optimizer", "views", "schedule", "train", "encoder"):
         assert getattr(built, section) == getattr(base, section)
-
-
-@pytest.mark.parametrize(("pool", "ema"), COLLAPSE_CELLS)
-def test_a_cell_without_a_pool_draws_no_targets_of_it(pool: bool, ema: bool) -> None:
-    base = recipe("cifar100.supsiam").with_set({"loss.samples": 4})
-    built = cell_recipe(base, pool, ema)
-    assert built.loss == (base.loss if pool else replace(base.loss, samples=None))
-    assert built.sources["loss.samples"] == (base.sources["loss.samples"] if pool else "collapse study")
 
 
 def test_a_cell_that_collapses_is_called_so(tmp_path: Path) -> None:

@@ -98,26 +98,3 @@ def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp
     assert json.loads(mine.read_text())["accuracy"] == result["accuracy"]  # of other weights: measured again
     first, second = (json.loads((folder / "study.json").read_text())["rows"] for folder in (study, out))
     assert [[row[key] for key in MEASURES] for row in first] == [[row[key] for key in MEASURES] for row in second]
-
-
-def arrays(tmp_path: Path) -> Path:
-    import numpy as np
-
-    random = np.random.default_rng(0)
-    labels = np.arange(60) % 3
-    images = (random.integers(0, 100, (60, 8, 8)) + 50 * labels[:, None, None]).astype(np.uint8)
-    path = tmp_path / "mine.npz"
-    np.savez(path, train_images=images[:40], train_labels=labels[:40], test_images=images[40:], test_labels=labels[40:])
-    return path
-
-
-def test_a_test_split_is_looked_at_only_when_asked_for(tmp_path: Path) -> None:
-    source = arrays(tmp_path)
-    command = ["paper", "study", "positives", "digits.supsiam", "--data", str(source), "--rows", "M-1", *SMALL]
-    command += ["--set", "data.holdout=null", "--batch-size", "8"]
-    assert main([*command, "--out", str(tmp_path / "a")]) == 0
-    a = json.loads((tmp_path / "a" / "M-1-seed-0" / "evaluate" / "knn.json").read_text())
-    assert (a["split"], a["references"] + a["queries"]) == ("held-out", 40)
-    assert main([*command, "--on-test", "--out", str(tmp_path / "b")]) == 0
-    b = json.loads((tmp_path / "b" / "M-1-seed-0" / "evaluate" / "knn.json").read_text())
-    assert (b["judged"], b["references"], b["queries"]) == ("test", 40, 20)

@@ -91,12 +91,6 @@ def test_crossed_data_are_known_by_their_name(source: str, tmp_path: Path) -> No
     assert lines == {("CIFAR10", "CIFAR10"): 90.0, ("CIFAR10", "CIFAR100"): 55.0}
 
 
-def test_fc100_is_not_cifar100_though_cut_from_it(tmp_path: Path) -> None:
-    crossed = linear(55.0) | {"base": "linear-fc100", "source": "fc100@data"}
-    run = make_run(tmp_path / "a", recipe("cifar10.supsiam"), {"linear-fc100": crossed})
-    assert not any(line.ours for line in laid("H.1", run).lines)
-
-
 # --- variance ---------------------------------------------------------------------------------------------------------
 
 
@@ -139,18 +133,6 @@ def test_a_detector_fills_table_4_of_the_run_it_began_from(tmp_path: Path) -> No
     assert cells(laid("4", run, detector), "ap") == {"SupSiam†": 12.5}
 
 
-def test_seeds_of_one_encoder_are_averaged_and_found_beside_the_run(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", recipe(IMAGENET))
-    for seed, ap in enumerate((50.0, 52.0, 54.0)):
-        make_detector(tmp_path / "detect-001" / f"seed-{seed}", str(run), ap, seed)
-    make_detector(tmp_path / "detect-002", "random:resnet18", 1.0)  # of no run that was given
-    make_detector(tmp_path / "copy", str(run), 99.0, seed=0)
-    filled = laid("4", run)
-    (line,) = (line for line in filled.lines if line.ours)
-    assert line.ours["ap"].mean in (pytest.approx(52.0), pytest.approx((99 + 52 + 54) / 3))
-    assert (line.ours["ap"].n, line.ours["ap"].sd > 0) == (1, True)
-
-
 def test_a_detector_of_a_moved_run_is_known_by_its_weights(tmp_path: Path, monkeypatch) -> None:
     run = make_run(tmp_path / "runs" / "a", recipe(IMAGENET))
     monkeypatch.setattr(Entry, "encoder_checksum", "aaaa")
@@ -158,16 +140,3 @@ def test_a_detector_of_a_moved_run_is_known_by_its_weights(tmp_path: Path, monke
     assert cells(laid("4", run, moved), "ap") == {"SupSiam†": 50.0}
     stale = make_detector(tmp_path / "stale", str(run), 60.0, weights="bbbb")
     assert not cells(laid("4", run, stale), "ap")
-
-
-def test_detectors_of_other_settings_are_not_ranked_together(tmp_path: Path) -> None:
-    folders = []
-    for method, iters in (("supsiam", 4), ("simsiam", 4), ("byol", 8)):
-        run = make_run(tmp_path / method, recipe(f"imagenet100.{method}"))
-        folders += [run, make_detector(tmp_path / f"d-{method}", str(run), 10.0 + iters, iters=iters)]
-    filled = laid("4", *folders)
-    assert {line.head[0]: line.rankings.get("ap") for line in filled.lines if line.ours} == {
-        "SimSiam": 0,
-        "SupSiam†": 0,
-        "BYOL": None,
-    }

@@ -3,13 +3,12 @@
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from supancl import PoolSpec, Recipe, recipe
+from supancl import Recipe, recipe
 from supancl.cli import main
 from supancl.paper.layouts import LAYOUTS
 from supancl.paper.numbers import PAPER, TRANSFER
@@ -98,12 +97,6 @@ def test_a_run_has_its_row(table: str, name: str, fields: dict[str, Any], row: s
     assert (OTHER if found and found not in papers else found) == row
 
 
-def test_a_recipe_of_ones_own_goes_by_its_method() -> None:
-    mine = replace(recipe("digits.supsiam"), name="mine.supsiam")
-    assert LAYOUTS["5"].rows.key(mine) == "supsiam"
-    assert LAYOUTS["5"].rows.key(replace(mine, pool=PoolSpec("prototypes"))) == "mine.supsiam"
-
-
 def test_seeds_are_averaged_and_set_beside_the_paper(tmp_path: Path) -> None:
     for seed, value in enumerate((60.0, 62.0, 64.0)):
         chosen = recipe(IMAGENET).with_set({"train.seed": seed})
@@ -173,13 +166,6 @@ def test_an_evaluation_of_other_data_is_not_the_runs_own(tmp_path: Path) -> None
     line = next(line for line in filled.lines if line.ours)
     assert line.ours["knn"].mean == 88.0
     assert "linear" not in line.ours
-
-
-def test_two_settings_of_one_row_stay_apart(tmp_path: Path) -> None:
-    a = make_run(tmp_path / "a", recipe(IMAGENET), transfer(60.0, "pets"))
-    b = make_run(tmp_path / "b", recipe(IMAGENET).with_set({"train.epochs": 5}), transfer(40.0, "pets"))
-    filled = laid("5", a, b, a)  # a twice is a once
-    assert [line.ours["transfer:pets"].mean for line in filled.lines if line.ours] == [60.0, 40.0]
 
 
 def test_evaluations_of_a_suite_join_the_run_they_are_of(tmp_path: Path) -> None:

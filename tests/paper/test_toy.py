@@ -135,23 +135,6 @@ def test_the_trends_of_the_paper_in_small() -> None:
         assert row["k-NN"] > 33
 
 
-def made_up_rows(seeds: int = 3) -> list[dict[str, float]]:
-    """Rows in which alpha = .5 is best and alpha = .2 second-best in everything, a tenth apart between seeds."""
-    gain = {0.0: 1.0, 0.2: 3.0, 0.5: 4.0, 0.8: 2.0, 1.0: 0.0}
-    names = (*toy.TABLE_1_COLUMNS, *toy.TABLE_2_COLUMNS)
-    return [
-        {"alpha": alpha, "seed": seed, **dict.fromkeys(names, 50 + gain[alpha] + 0.1 * seed * (1 + alpha))}
-        for alpha in gain
-        for seed in range(seeds)
-    ]
-
-
-def test_trends_can_fail() -> None:
-    """In the made-up rows nothing rises or falls throughout, and alpha = .5 is ahead of alpha = 1 by 4 points."""
-    found = toy.trends(toy.summarize(made_up_rows()))
-    assert [name for name, holds in found.items() if holds] == ["alpha = 1 is worst in extrapolation"]
-
-
 def test_the_command_writes_tables_figure_and_json(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(training, "QUICK", replace(TINY, epochs=1))
     monkeypatch.setitem(READINGS, "literal", replace(READINGS["literal"], encoder=10))

@@ -59,18 +59,6 @@ def test_table_1_from_a_study_of_alpha(tmp_path: Path) -> None:
     assert ours(table("1", tmp_path, out))["imagenet100", "0.0"]["linear"] == 12.25
 
 
-def test_table_1_in_one_command_judges_the_test_split(tmp_path: Path) -> None:
-    data = colours(tmp_path / "own.npz", 3, 64, 12, side=16)
-    out = tmp_path / "out"
-    words = ["--recipe", "cifar100.supsiam", "--rows", "alpha-0.5", "--jobs", "1"]
-    made = table("1", tmp_path, "--data", data, *words, *SMALL, *CNN, "--out", out)
-    line = ours(made)["imagenet100", "0.5"]
-    folder = out / "alpha-0.5-seed-0"
-    for column, protocol in (("knn", "knn"), ("linear", "linear")):
-        kept = json.loads(of_protocol(folder, protocol).read_text())
-        assert (line[column], kept["judged"]) == (kept["accuracy"], "test")
-
-
 # --- Tables 1 and 2, toy ----------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from supancl.cli import main
-from tests.tables_and_figures.made import DIGITS, TRAIN, colours, edit, make_benchmarks, ours, run, table
+from tests.tables_and_figures.made import DIGITS, TRAIN, colours, edit, make_benchmarks, ours, table
 
 CNN = ("--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]")
 VIT = ["--set", "encoder.name=timm:vit_tiny_patch16_224", "--set", "views.size=16", "--epochs", "1", "--device", "cpu"]
@@ -88,12 +88,3 @@ def test_a_second_call_goes_on(tmp_path: Path, monkeypatch) -> None:
     assert main([*words, "--rows", "queue,prototypes"]) == 0
     after = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*") if file.name != "table.txt"}
     assert before == after
-
-
-def test_the_same_words_again_are_no_other_settings_and_others_are_refused(tmp_path: Path) -> None:
-    """A warm-up that was shortened to the epochs is the same setting."""
-    words = ["paper", "table", "f2", "--data", "digits", *DIGITS, "--epochs", "2", "--rows", "M-1"]
-    words += ["--set", "schedule.warmup_epochs=5", "--out", str(tmp_path / "out")]
-    run(*words)
-    run(*words)
-    assert main([*words, "--set", "optimizer.lr=0.5"]) == 2

@@ -152,37 +152,3 @@ def test_partly_labelled_arrays_and_weight_files(place, capsys, tmp_path) -> Non
     assert said.code == 0, said.err
     assert all(row["label"] in ("0", "1") for row in read(tmp_path / "out/suspects.csv"))
     assert read(tmp_path / "out/duplicates.csv")[0]["labels_differ"] == ""  # one of the two has no label
-
-
-def test_wrong_labels_of_the_run_are_judged_as_it_saw_them(place, capsys, tmp_path) -> None:
-    """With `data.label_noise` the run's own data have the run's labels, and a copy of them those of the source."""
-    images, digits = load_digits(return_X_y=True)
-    arrays = {"train_images": (images[:300] * 15).astype(np.uint8).reshape(-1, 8, 8), "train_labels": digits[:300]}
-    data, copy = archive(tmp_path / "data.npz", **arrays), archive(tmp_path / "copy.npz", **arrays)
-    settings = {"data__label_noise": 0.2, "data__leave_out": ("4",), "data__labelled": 0.9}
-    spec = replace(SPEC, width=64)
-    run = run_folder(tmp_path / "noisy", source=str(data), spec=spec, described=True, **settings)
-    trained = open_data(RunFolder(run).read_recipe()[0].data, spec.channels)
-    in_run = {row: trained.classes[label] for row, label in zip(*labelled_rows(trained.train), strict=True)}
-    made_wrong = {row for row, label in in_run.items() if label != str(digits[row])}
-    assert len(made_wrong) == round(0.2 * len(in_run))
-
-    for flags, has_noise in (([], True), (["--data", data], True), (["--data", copy], False)):
-        out = tmp_path / f"out-{len(flags)}-{has_noise}"
-        said = supancl(capsys, "audit", run, *flags, "--out", out)
-        assert said.code == 0, said.err
-        assert json.loads((out / "audit.json").read_text())["with_label_noise"] == has_noise
-        suspects = {int(row["path"].split("[")[1][:-1]): row["label"] for row in read(out / "suspects.csv")}
-        labels = in_run if has_noise else {}
-        assert suspects == {row: labels.get(row, str(digits[row])) for row in suspects}
-        assert (len(made_wrong & set(suspects)) > 0.8 * len(made_wrong)) == has_noise
-    said = supancl(capsys, "audit", run, "--out", tmp_path / "out", "--corrected", tmp_path / "fixed.csv")
-    assert_refused(said, "corrected", data)  # it is no .csv
-    archive(data, **arrays | {"train_labels": digits[1:301]})  # data that have changed: nobody knows its wrong labels
-    said = supancl(capsys, "audit", run, "--out", tmp_path / "out", "--json", tmp_path / "changed.json")
-    assert not json.loads((tmp_path / "changed.json").read_text())["with_label_noise"]
-
-
-def labelled_rows(split) -> tuple[list[int], list[int]]:
-    has_label = split.labels >= 0
-    return split.index[has_label].tolist(), split.labels[has_label].tolist()

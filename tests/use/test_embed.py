@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from supancl import from_arrays
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from tests.evaluation.made import run_folder
-from tests.files import TINY, assert_mentions, class_folders, noise, picture, supancl, table
+from tests.files import TINY, assert_mentions, class_folders, picture, supancl
 
 
 @pytest.fixture
@@ -101,39 +100,6 @@ def test_paths_are_those_of_predict_and_the_table_is_a_source(place, capsys, out
 
 
 # --- nested labels ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet"])
-def test_nested_labels_are_written_as_they_came_and_read_back(place, capsys, suffix):
-    class_folders(place / "nested", ("animal/cat", "animal", "plant", "unlabelled"), 6)
-    settings = {"hierarchy": "paths", "level_weights": (2.0, 1.0)}
-    run = run_folder(place / "run", source="nested", **{f"data__{name}": value for name, value in settings.items()})
-    said = supancl(capsys, "embed", run, "--data", "nested", "--out", f"f{suffix}", "--device", "cpu")
-    assert said.code == 0, said.err
-    if suffix == ".npz":
-        with np.load("f.npz") as arrays:
-            assert arrays["class_names"].tolist() == ["animal", "animal/cat", "plant"]
-            paths, numbers = arrays["train_names"].tolist(), arrays["train_labels"]
-        assert numbers.shape == (24,)
-        labels = [["animal", "animal/cat", "plant", ""][number] for number in numbers]
-    elif suffix == ".csv":
-        with open("f.csv", newline="") as file:
-            paths, labels = zip(*((row["path"], row["label"]) for row in csv.DictReader(file)), strict=True)
-    else:
-        from pyarrow import parquet
-
-        paths, labels = (parquet.read_table("f.parquet")[name].to_pylist() for name in ("path", "label"))
-    folders = [Path(path).parent.relative_to("nested").as_posix() for path in paths]
-    assert list(labels) == ["" if folder == "unlabelled" else folder for folder in folders]
-    original = open_data(DataSpec(source="nested", holdout=0, **settings), 1)
-    if suffix == ".npz":
-        spec = DataSpec("again", holdout=0, **settings)
-        again = from_arrays(noise(24, 8, 8), numbers, classes=["animal", "animal/cat", "plant"], spec=spec)
-    else:
-        table(place / "again.csv", "path,label", *map(",".join, zip(paths, labels, strict=True)))
-        again = open_data(DataSpec(source="again.csv", holdout=0, **settings), 1)
-    assert (again.classes, again.levels) == (original.classes, original.levels)
-    assert torch.equal(again.train.all_labels.pairs, original.train.all_labels.pairs)
 
 
 # --- several and soft labels ------------------------------------------------------------------------------------------

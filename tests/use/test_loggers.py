@@ -134,17 +134,6 @@ def test_nothing_is_written_through_a_link_in_a_run_folder(tmp_path: Path, servi
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-@pytest.mark.parametrize(
-    "record", ["", "[]", '{"run_id": "a/../b", "last_row": 3}', '{"run_id": "run-0", "last_row": "x"}']
-)
-def test_a_damaged_record_counts_as_none(tmp_path: Path, service: Any, record: str) -> None:
-    pretrain(tiny_recipe(train__epochs=1), tiny_data(), tmp_path / "run")
-    (tmp_path / "run/loggers").mkdir()
-    (tmp_path / "run/loggers/wandb.json").write_text(record)
-    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())
-    assert logged(service.runs["run-0"]) == in_metrics(tmp_path / "run")
-
-
 # --- the command line -------------------------------------------------------------------------------------------------
 
 TINY = ["digits.supsiam", "--epochs", "1", "--device", "cpu", "--set", "encoder.width=8", "--set", "data.limit=64"]

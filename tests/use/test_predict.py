@@ -234,23 +234,3 @@ def test_images_are_decoded_as_those_they_are_compared_with(place, monkeypatch):
     monkeypatch.setattr(predicting, "nearest_similarity", lambda *given: seen.append(nearest(*given)) or seen[-1])
     predict_labels(subject(Path("on-large")), "large", PredictSettings(every_image=True))
     assert int((seen[-1] > 1 - 1e-5).sum()) == 18  # all but the held-out ones
-
-
-def test_an_encoder_without_a_run_needs_labelled_images(place, capsys):
-    file = "run/encoder.safetensors"
-    assert_mentions(refused(capsys, file, "--data", "new"), "new", "references")
-    rows = predict(capsys, file, "--data", "new", "--references", "photos")
-    assert fraction_right(rows) > 0.75
-
-
-def test_images_that_all_have_a_label_are_predicted_on_request(place, capsys):
-    draw(Path("test"), 12, seed=8)
-    assert_mentions(refused(capsys, "run", "--data", "test"), "test", "12", "label", "all")
-    said = supancl(capsys, "predict", "run", "--data", "test", "--all", "--out", "all.csv", "--json", "all.json")
-    agreeing = json.loads(Path("all.json").read_text())["agreeing"]
-    assert f"{agreeing} of 12" in said.out
-    assert agreeing >= 8
-    rows = [f"test/{path.parent.name}/{path.name},{path.parent.name};extra" for path in Path("test").glob("*/*")]
-    Path("more.csv").write_text("\n".join(["path,label", *rows]))
-    supancl(capsys, "predict", "run", "--data", "more.csv", "--all", "--out", "more-all.csv", "--json", "all.json")
-    assert json.loads(Path("all.json").read_text())["agreeing"] == agreeing  # the class is one of the two given
