@@ -16,7 +16,7 @@ import numpy as np
 from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Within, marked
 from supancl.core.labels import Labels
 from supancl.data.order import Order
-from supancl.data.store.memory import Batch, ImageStore, UnreadableRows
+from supancl.data.store.memory import Batch, ImageStore
 from supancl.errors import plural
 from supancl.files import open_regular
 
@@ -107,36 +107,11 @@ class Split:
         return self.all_labels.rarest
 
     def batch(self, positions: Tensor) -> Batch:
-        return self._read(self.store.batch, positions)
+        return self.store.batch(self.index[positions])
 
     def batch_on_canvas(self, positions: Tensor) -> Batch:
         """The batch to copy to a GPU, padded to the same shape every time if the store can."""
-        return self._read(self.store.batch_on_canvas, positions)
-
-    def _read(self, read: Callable[[Tensor], Batch], positions: Tensor) -> Batch:
-        rows = self.index[positions]
-        while True:
-            try:
-                return read(rows)
-            except UnreadableRows as error:
-                rows = torch.tensor([self._readable_row(position, error) for position in positions.tolist()])
-
-    def _readable_row(self, position: int, error: UnreadableRows) -> int:
-        """The row of an image of a stream, or if that is unreadable of the next one of its labels, shard and split.
-
-        So labels stay right, and held-out images are never trained on.
-        """
-        row = int(self.index[position])
-        if row not in self.store.unreadable:
-            return row
-        ends, labels = self._ends_of_shards(), self.all_labels.tensor.reshape(len(self), -1)
-        shard = int(torch.searchsorted(ends, position, right=True))
-        begin, end = int(ends[shard - 1]) if shard else 0, int(ends[shard])
-        others = torch.cat([torch.arange(position + 1, end), torch.arange(begin, position)])
-        for other in self.index[others[(labels[others] == labels[position]).all(1)]].tolist():
-            if other not in self.store.unreadable:
-                return int(other)
-        raise error
+        return self.store.batch_on_canvas(self.index[positions])
 
     def order(self, seed: int, batch_size: int, balanced: bool = False, unlabelled: bool = True) -> Order:
         """Which images each step of a run takes."""

@@ -9,13 +9,11 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from supancl.errors import BadInput
 from supancl.reporter import report_progress
 
 if TYPE_CHECKING:
@@ -66,10 +64,6 @@ class Batch(NamedTuple):
         return self.pixels[row][:, :height, :width]
 
 
-class UnreadableRows(BadInput):
-    """Images of a stream cannot be read; their rows are in `unreadable`, and others take their places."""
-
-
 class ImageStore(ABC):
     """Images by row. A store that defines only `__len__` and `batch` reads its images on demand.
 
@@ -81,11 +75,6 @@ class ImageStore(ABC):
     shard_digests: Sequence[bytes] = ()  # of the names and labels in each shard
     window = 1
     nbytes = 0  # of pixels in memory, on a device, or mapped from disk
-
-    @cached_property
-    def unreadable(self) -> dict[int, str]:
-        """Rows of a stream that cannot be read, and the names of their images."""
-        return {}
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -15,7 +15,7 @@ import numpy as np
 
 from supancl.data.decode import Item, Resample, decode_threads, try_decode
 from supancl.data.sources.tars import TarItems
-from supancl.data.store.memory import Batch, ImageStore, UnreadableRows, pad_images
+from supancl.data.store.memory import Batch, ImageStore, pad_images
 from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput
 
@@ -47,30 +47,20 @@ class FileImages(ImageStore):
         return len(self.items)
 
     def batch(self, indices: Tensor) -> Batch:
-        return pad_images(self._decode(indices.tolist()))
+        return pad_images(list(self.executor.map(self.decode_row, indices.tolist())))
 
-    def _decode(self, rows: Sequence[int]) -> list[Tensor]:
-        images = list(self.executor.map(self.decode_row, rows))
-        unreadable = {row: image for row, image in zip(rows, images, strict=True) if isinstance(image, str)}
-        if unreadable:
-            self.refuse(unreadable)
-        return [image for image in images if not isinstance(image, str)]
-
-    def decode_row(self, row: int) -> Tensor | str:
-        """The pixels, or the reason why the image cannot be read."""
-        return try_decode(self.items[row], *self.settings)
-
-    def refuse(self, unreadable: dict[int, str]) -> None:
-        """Raise an error for rows that cannot be read."""
-        row, why = next(iter(unreadable.items()))
-        raise BadInput(unreadable_image(self.items[row], why))
+    def decode_row(self, row: int) -> Tensor:
+        image = try_decode(self.items[row], *self.settings)
+        if isinstance(image, str):
+            raise BadInput(unreadable_image(self.items[row], image))
+        return image
 
     def pixel_checksums(self, rows: Tensor) -> np.ndarray | None:
         return None if self.checksums is None else self.checksums[rows.numpy()]
 
 
 class StreamImages(FileImages):
-    """The images of tar shards. Unreadable ones are refused, or others take their places (`Split`)."""
+    """The images of tar shards. Unreadable ones are refused, or black and named in a remark."""
 
     items: TarItems
 
@@ -89,6 +79,7 @@ class StreamImages(FileImages):
         self.shard_ends = torch.from_numpy(items.ends)
         self.shard_digests = [shard.digest for shard in items.shards]
         self.canvas = None if short_side is None else (MAX_ASPECT * short_side, MAX_ASPECT * short_side)
+        self.black: list[str] = []
         self.reported: set[str] = set()
 
     def batch(self, indices: Tensor) -> Batch:
@@ -97,36 +88,35 @@ class StreamImages(FileImages):
 
     def batch_on_canvas(self, indices: Tensor) -> Batch:
         self._check_shards(indices)
-        return pad_images(self._decode(indices.tolist()), self.canvas)
+        return pad_images(list(self.executor.map(self.decode_row, indices.tolist())), self.canvas)
 
     def _check_shards(self, indices: Tensor) -> None:
         """A tar that is missing or has changed is not a bad image."""
         for shard in torch.unique(torch.searchsorted(self.shard_ends, indices, right=True)).tolist():
             self.items.shards[shard].check()
 
-    def decode_row(self, row: int) -> Tensor | str:
-        """The pixels, cut to at most `MAX_ASPECT` times the short side; or why the image cannot be read."""
-        image = super().decode_row(row)
+    def decode_row(self, row: int) -> Tensor:
+        """The pixels, cut to at most `MAX_ASPECT` times the short side."""
+        try:
+            image = super().decode_row(row)
+        except BadInput:
+            if not self.skip_bad:
+                raise
+            self.black.append(str(self.items[row]))
+            channels, short_side, _ = self.settings
+            return torch.zeros(channels, short_side or 1, short_side or 1, dtype=torch.uint8)
         for axis, limit in enumerate(self.canvas or (), start=1):
-            if not isinstance(image, str) and image.shape[axis] > limit:
+            if image.shape[axis] > limit:
                 image = image.narrow(axis, (image.shape[axis] - limit) // 2, limit)
         return image
-
-    def refuse(self, unreadable: dict[int, str]) -> None:
-        if not self.skip_bad:
-            super().refuse(unreadable)
-        self.unreadable.update({row: str(self.items[row]) for row in unreadable})
-        row, why = next(iter(unreadable.items()))
-        raise UnreadableRows(unreadable_image(self.items[row], why))
 
     def has_one_shape(self, device: torch.device) -> bool:
         return device.type != "cpu" and self.canvas is not None
 
     def new_remarks(self) -> list[str]:
-        replaced = sorted({*self.unreadable.values()} - self.reported)
-        self.reported.update(replaced)
-        remark = "unreadable images that were replaced by others of their class and shard: "
-        return [remark + ", ".join(replaced)] if replaced else []
+        found = sorted({*self.black} - self.reported)
+        self.reported.update(found)
+        return [f"unreadable images of the stream, black instead: {', '.join(found)}"] if found else []
 
 
 def unreadable_image(item: object, why: str) -> str:
