@@ -144,7 +144,9 @@ def tensor_shapes(spec: EncoderSpec) -> dict[str, torch.Size] | None:
         return {name: value.shape for name, value in _build(spec)[0].state_dict().items()}
 
 
-def _resnet(name: str) -> Any:
+def _resnet(name: str, cifar_padding: int | None = None, relu: bool = True) -> Any:
+    """A builder of a ResNet of torchvision; with `cifar_padding` of App. H's "CIFAR variant"."""
+
     def build(spec: EncoderSpec) -> tuple[nn.Module, int]:
         import torchvision
 
@@ -153,17 +155,9 @@ def _resnet(name: str) -> Any:
         body.fc = nn.Identity()
         if spec.channels != 3:
             body.conv1 = nn.Conv2d(spec.channels, 64, 7, stride=2, padding=3, bias=False)
-        return body, width
-
-    return build
-
-
-def _cifar_resnet(name: str, padding: int = 1, relu: bool = True) -> Any:
-    def build(spec: EncoderSpec) -> tuple[nn.Module, int]:
-        body, width = _resnet(name)(spec)
-        # 32 px would be 8 px after the ImageNet stem: App. H's "CIFAR variant"
-        body.conv1 = nn.Conv2d(spec.channels, 64, 3, stride=1, padding=padding, bias=False)
-        body.maxpool = nn.Identity()
+        if cifar_padding is not None:  # 32 px would be 8 px after the ImageNet stem
+            body.conv1 = nn.Conv2d(spec.channels, 64, 3, stride=1, padding=cifar_padding, bias=False)
+            body.maxpool = nn.Identity()
         if not relu:
             body.relu = nn.Identity()  # the stem's; each block has its own
         return body, width
@@ -301,7 +295,7 @@ def find_classifier(body: nn.Module) -> str:
 BUILDERS: dict[str, Any] = {
     "resnet18": _resnet("resnet18"),
     "resnet50": _resnet("resnet50"),
-    "cifar-resnet18": _cifar_resnet("resnet18"),
+    "cifar-resnet18": _resnet("resnet18", cifar_padding=1),
     "vit-small": _vit_small,
     "cnn": _cnn,
     "linear": _linear,
@@ -309,6 +303,6 @@ BUILDERS: dict[str, Any] = {
 # encoders that other libraries train (docs/import.md); no recipe uses them
 VARIANTS: dict[str, Any] = {name: _resnet(name) for name in ("resnet34", "resnet101", "resnet152")}
 for _name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
-    VARIANTS[f"cifar-{_name}"] = _cifar_resnet(_name)
-    VARIANTS[f"cifar-{_name}-pad2"] = _cifar_resnet(_name, padding=2)  # solo-learn's stem: 32 px become 34
-    VARIANTS[f"cifar-{_name}-norelu"] = _cifar_resnet(_name, relu=False)  # lightly's unpacked ResNet
+    VARIANTS[f"cifar-{_name}"] = _resnet(_name, cifar_padding=1)
+    VARIANTS[f"cifar-{_name}-pad2"] = _resnet(_name, cifar_padding=2)  # solo-learn's stem: 32 px become 34
+    VARIANTS[f"cifar-{_name}-norelu"] = _resnet(_name, cifar_padding=1, relu=False)  # lightly's unpacked ResNet

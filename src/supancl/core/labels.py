@@ -182,8 +182,6 @@ def one_each(labels: Tensor) -> Tensor:
 
 def check_classes(labels: Tensor, classes: int) -> None:
     """On a CPU, refuse labels of a step that a pool of so many classes was not made for."""
-    if labels.ndim == 1 and labels.is_floating_point():
-        raise ValueError(f"labels of {labels.dtype}; give integers, such as labels.long()")
     # on a GPU this would wait for the device and break the compiled graph; indexing fails there anyway
     if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
         return

@@ -131,8 +131,6 @@ class Rings(Pool):
 
     @torch.no_grad()
     def push(self, targets: Tensor, labels: Tensor) -> None:
-        if targets.ndim != 2:
-            raise ValueError(f"targets {tuple(targets.shape)}: push one view (B, width), such as targets[1]")
         check_classes(labels, self.classes)
         targets = targets.detach().to(self.targets.dtype)
         if self.has_weights:

@@ -5,10 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from supancl.distributed.exchange import AllReduceSum
 from supancl.errors import BadInput
+
+
+class AllReduceSum(torch.autograd.Function):
+    """Sum a tensor over the ranks. The loss is the sum of the ranks' losses, so gradients are summed as well."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        total = grads[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
 
 
 class PerViewBatchNorm(nn.modules.batchnorm._BatchNorm):

@@ -64,14 +64,10 @@ class Ranks:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def row_ranges(self, total: int) -> list[RowRange]:
-        """The rows of each rank: as even as possible, in rank order."""
-        least, more = divmod(total, self.size)
-        counts = [least + (rank < more) for rank in range(self.size)]
-        return [RowRange(sum(counts[:rank]), count, total) for rank, count in enumerate(counts)]
-
     def row_range(self, total: int) -> RowRange:
-        return self.row_ranges(total)[self.rank]
+        """The rows of this rank: as even as possible, in rank order."""
+        least, more = divmod(total, self.size)
+        return RowRange(self.rank * least + min(self.rank, more), least + (self.rank < more), total)
 
     def micro_batches(self, total: int, count: int, device: torch.device) -> list[tuple[Tensor, RowRange, Tensor]]:
         """For each micro-batch: its rows, which of them this rank takes, and their positions among this rank's rows."""
@@ -86,16 +82,13 @@ class Ranks:
         """All `total` rows in order, from the rows of every rank; gradients flow back to the rank a row came from."""
         if self.size == 1:
             return rows
-        row_ranges = self.row_ranges(total)
-        local_rows = rows.movedim(dim, 0)
-        padding = row_ranges[0].count - len(local_rows)  # pad to the first rank, which has the most rows
-        if padding:
-            local_rows = torch.cat([local_rows, local_rows.new_zeros(padding, *local_rows.shape[1:])])
-        from supancl.distributed.exchange import AllGather
+        from supancl.distributed.norms import AllReduceSum
 
-        gathered = AllGather.apply(local_rows.contiguous())
-        chunks = [rows[: row_range.count] for rows, row_range in zip(gathered, row_ranges, strict=True)]
-        return torch.cat(chunks).movedim(0, dim)
+        row_range, local_rows = self.row_range(total), rows.movedim(dim, 0)
+        after = total - row_range.first - row_range.count
+        padding = [0, 0] * (local_rows.ndim - 1) + [row_range.first, after]
+        all_rows: Tensor = AllReduceSum.apply(nn.functional.pad(local_rows, padding))  # zeros for the others' rows
+        return all_rows.movedim(0, dim)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sum over the ranks in place, without gradient."""
