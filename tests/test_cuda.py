@@ -46,7 +46,7 @@ def same_views(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Views drawn on the CPU from the pixels themselves, so that both devices see the same ones; no tf32."""
     original = Crops.__call__
 
-    def drawn(self, batch, mean, std, generator, views=2, renderer=None, dtype=torch.float32):
+    def drawn(self, batch, mean, std, generator, views=2, renderer=None, dtype=torch.float32, row_range=None):
         seed = torch.Generator().manual_seed(int(batch.pixels.sum()))
         return original(self, Batch(batch.pixels.cpu()), mean, std, seed, views).to(batch.pixels.device)
 

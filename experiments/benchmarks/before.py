@@ -135,7 +135,7 @@ def read(folder: Path, what: str) -> Callable[[], object]:
     os.environ["SUPANCL_CACHE"] = str(folder / "cache")
     write_jpegs(folder / "photos", [(375, 500)], 80)
     uses: dict[str, Any] = {"cache": "never", "memory_gb": 1e-6} if what == "decode" else {"cache": "always"}
-    opened = partial(supancl.open_data, supancl.DataSpec(str(folder / "photos"), short_side=256, **uses))
+    opened = partial(supancl.open_data, supancl.DataSpec(str(folder / "photos"), short_side=256, holdout=0, **uses))
     data, order = opened(), torch.arange(64).split(32)
 
     def build() -> None:

@@ -97,17 +97,6 @@ def test_a_second_build_decodes_nothing_and_tells_the_same(tmp_path, small_shard
     assert_pixels(images, files)
 
 
-def test_a_cache_lies_where_the_environment_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("SUPANCL_CACHE", "~/pixels")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_module.cache_root() == tmp_path / "pixels"
-    monkeypatch.delenv("SUPANCL_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_module.cache_root() == tmp_path / "xdg" / "supancl"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_module.cache_root() == tmp_path / ".cache" / "supancl"
-
-
 def test_the_same_files_are_known_from_any_folder_and_through_a_link(tmp_path, cache_root, monkeypatch, decodes):
     photos(tmp_path / "data" / "cat", 4)
     (tmp_path / "link").symlink_to(tmp_path / "data")
@@ -237,18 +226,6 @@ def test_a_changed_file_gives_its_new_pixels(tmp_path, small_shards, decodes):
     assert files[4].name in decodes
     assert len(decodes) < len(files)
     assert_pixels(images, files)
-
-
-def test_added_and_removed_files_are_added_and_removed(tmp_path, small_shards, decodes):
-    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
-    cache.build(files)
-    files[2].unlink()
-    fewer = [*files[:2], *files[3:], *photos(tmp_path / "data", 2, first=50)]
-    decodes.clear()
-    images, _ = cache.build(fewer)
-    assert {"050.png", "051.png"} <= set(decodes)
-    assert len(decodes) < len(fewer)
-    assert_pixels(images, fewer)
 
 
 def test_unreadable_images_are_refused_or_skipped_and_counted(tmp_path):

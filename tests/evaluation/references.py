@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, EncoderSpec
+from supancl.core.specs import IMAGENET_MEAN, IMAGENET_STD, EncoderSpec
 from supancl.evaluation.few_shot import few_shot_split
 from supancl.evaluation.sources import read_source, spec_for, three_splits
 from supancl.probes import sample_episodes
