@@ -91,6 +91,7 @@ def limits(hint):
 def api():
     parts, mine = ["# Python API\n"], {each for named in GROUPS.values() for _, each, _ in leaves(named)}
     for name, value in sorted((name, getattr(supancl, name)) for name in dir(supancl) if name[0] != "_"):
-        if (inspect.isfunction(value) or inspect.isclass(value)) and value not in mine and inspect.getdoc(value):
-            parts += [f"## {name}\n", "```text", inspect.getdoc(value).replace("```", "'''"), "```", ""]
+        text = inspect.getdoc(value) if inspect.isfunction(value) or inspect.isclass(value) else None
+        if text and value not in mine and value.__module__ != "supancl.lazy":
+            parts += [f"## {name}\n", f"```text\n{text}\n```" if "\n\n" in text else text, ""]
     return "\n".join(parts)
