@@ -37,18 +37,18 @@ def runs(made: Path, tmp_path: Path, monkeypatch) -> Path:
 
 
 def states(root: Path) -> dict[str, str]:
-    return {str(run.path.relative_to(root)): run.state for run in find_listed_runs(root)}
+    return {str(run["path"].relative_to(root)): run["state"] for run in find_listed_runs(root)}
 
 
 def test_every_run_is_listed_with_its_state(runs: Path) -> None:
     assert states(runs) == {"damaged": "damaged", "deep/stopped": "stopped at 5", "finished": "finished"}
     run = describe_run(runs / "finished")
-    assert (run.recipe, run.data, run.epochs_done, run.epochs) == ("tiny.supsiam", "arrays", 2, 2)
-    assert run.nbytes == sum(path.stat().st_size for path in (runs / "finished").rglob("*") if path.is_file())
-    assert run.knn == RunFolder(runs / "finished").metrics()[-1]["knn"]
-    assert describe_run(runs / "deep" / "stopped").epochs_done == 1
+    assert (run["recipe"], run["data"], run["epochs_done"], run["epochs"]) == ("tiny.supsiam", "arrays", 2, 2)
+    assert run["nbytes"] == sum(path.stat().st_size for path in (runs / "finished").rglob("*") if path.is_file())
+    assert run["knn"] == RunFolder(runs / "finished").metrics()[-1]["knn"]
+    assert describe_run(runs / "deep" / "stopped")["epochs_done"] == 1
     (runs / "deep" / "stopped" / "metrics.jsonl").write_text("")
-    assert describe_run(runs / "deep" / "stopped").epochs_done == 0
+    assert describe_run(runs / "deep" / "stopped")["epochs_done"] == 0
     with RunFolder(runs / "deep" / "stopped").claim(resume=True):
         assert states(runs)["deep/stopped"] == "running"
 
@@ -56,7 +56,7 @@ def test_every_run_is_listed_with_its_state(runs: Path) -> None:
 def test_the_accuracy_is_that_of_the_evaluation_on_the_same_data(runs: Path) -> None:
     """Also with the k of few references; a result on other data, or a damaged one, does not count."""
     before, evaluations = describe_run(runs / "finished"), runs / "finished" / "evaluate"
-    assert (before.linear, before.verdict) == (None, "not evaluated")  # the monitor's classifier is another one
+    assert (before["linear"], before["verdict"]) == (None, "not evaluated")  # the monitor's classifier is another one
     evaluations.mkdir()
     for name, text in {
         "knn": '{"accuracy": 99.5, "source": "other"}',
@@ -65,8 +65,8 @@ def test_the_accuracy_is_that_of_the_evaluation_on_the_same_data(runs: Path) -> 
     }.items():
         (evaluations / f"{name}.json").write_text(text)
     run = describe_run(runs / "finished")
-    assert (run.knn, run.linear, run.tested_images) == (0.5, None, 7)
-    assert before.tested_images == RunFolder(runs / "finished").metrics()[-1]["knn_queries"]
+    assert (run["knn"], run["linear"], run["tested_images"]) == (0.5, None, 7)
+    assert before["tested_images"] == RunFolder(runs / "finished").metrics()[-1]["knn_queries"]
 
 
 @pytest.mark.parametrize(

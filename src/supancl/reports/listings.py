@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from supancl.config import replaced
 from supancl.errors import BadInput, CheckFailed
-from supancl.files import Output, is_locked, make_folder
+from supancl.files import Output, make_folder
 from supancl.recipes import RECIPES, Recipe, find_recipe
 from supancl.recipes import recipe as named_recipe
 from supancl.recipes.recipe import resolve_warmup
@@ -57,85 +57,72 @@ def list_runs(folder: str | Path = "runs") -> dict[str, Any]:
         show(runs_table(runs, Path(folder)))
     else:
         say(f"no run below {folder}")
-    return {"folder": str(folder), "runs": [asdict(run) | {"path": str(run.path)} for run in runs]}
+    return {"folder": str(folder), "runs": [run | {"path": str(run["path"])} for run in runs]}
 
 
-@dataclass(frozen=True)
-class ListedRun:
-    """A run as a list shows it; what is not known is None or empty."""
-
-    path: Path
-    state: str  # running, finished, collapsed, stopped at N, damaged
-    verdict: str = ""  # on a finished one
-    recipe: str = ""
-    data: str = ""
-    epochs_done: int = 0
-    epochs: int | None = None
-    nbytes: int = 0
-    last_written: float = math.nan  # in seconds since 1970
-    knn: float | None = None  # in percent of held-out images
-    linear: float | None = None
-    tested_images: int | None = None
-    has_several_labels: bool = False  # then `knn` and `linear` are mean average precision
-    problem: str = ""  # of a damaged one
-
-
-def find_listed_runs(folder: Path) -> list[ListedRun]:
+def find_listed_runs(folder: Path) -> list[dict[str, Any]]:
     """The runs below a folder; one that is damaged is listed with what is wrong."""
     if not folder.is_dir():
         raise BadInput(f"no folder {folder}; name the folder that holds your runs (default: runs)")
     return [describe_run(path) for path in track(list(find_runs(folder)), "reading runs")]
 
 
-def describe_run(path: Path) -> ListedRun:
-    """How a run stands. Never raises because of what is in the folder."""
+def describe_run(path: Path) -> dict[str, Any]:
+    """How a run stands; what is not known is None or empty. Never raises because of what is in the folder."""
     record, folder = read_record(path), RunFolder(path)
-    found = ListedRun(path, "damaged", nbytes=folder_bytes(path), last_written=last_written(path))
-    if not record.settings and (path / "detect.json").exists():
-        is_finished = (path / "detector.safetensors").exists()
-        state = "running" if is_locked(path / ".lock") else "finished" if is_finished else "stopped"
-        return replace(found, state=state, recipe="detector")
-    recipe, data, epochs = (record.settings.get(name) for name in ("name", "data.source", "train.epochs"))
-    if not (isinstance(recipe, str) and isinstance(data, str) and isinstance(epochs, int)):
-        return replace(found, problem=next(iter(record.problems), "recipe.json: no name, data or epochs"))
-    state = "running" if record.is_running else "collapsed" if has_collapsed(folder) else "finished"
-    if state == "finished" and record.end_step is None:
-        newest = folder.checkpoint_files()[-1:]
-        state = f"stopped at {int(newest[0].stem.removeprefix('step-')) if newest else 0}"
-    own, last = own_evaluations(record), record.rows[-1] if record.rows else {"epoch": 0}
-    is_last = last.get("kind") == "monitor" or (record.end_step is not None and bool(record.rows))
-    check = record.checks[-1] if record.checks else {}
-    values = {name: result.get("map", result.get("accuracy")) for name, result in own.items()}
-    values = {"knn": check.get("knn", check.get("knn_map")), **values}
+    own, check = own_evaluations(record), record.checks[-1] if record.checks else {}
+    values = {"knn": check.get("knn", check.get("knn_map"))}
+    values |= {name: result.get("map", result.get("accuracy")) for name, result in own.items()}
     images = [result.get("tested_images") for result in own.values()] + [check.get("knn_queries")]
-    return replace(
-        found,
-        state=state,
-        verdict=headline(record).lower() if state == "finished" else "",
-        recipe=recipe,
-        data=data,
-        epochs_done=last["epoch"] + is_last,
-        epochs=epochs,
-        last_written=last_written(folder.metrics_file, folder.recipe_file),
-        tested_images=next((count for count in images if isinstance(count, int)), None),
-        has_several_labels="knn_map" in check or any("map" in result for result in own.values()),
-        **{name: value for name, value in values.items() if is_number(value)},  # type: ignore[arg-type]
-    )
+    last = record.rows[-1] if record.rows else {"epoch": 0}
+    is_last = last.get("kind") == "monitor" or (record.end_step is not None and bool(record.rows))
+    run: dict[str, Any] = {
+        "path": path,
+        "state": "damaged",  # running, finished, collapsed, stopped at N, damaged
+        "verdict": "",  # on a finished one
+        "recipe": record.settings.get("name"),
+        "data": record.settings.get("data.source"),
+        "epochs_done": last["epoch"] + is_last,
+        "epochs": record.settings.get("train.epochs"),
+        "nbytes": folder_bytes(path),
+        "last_written": last_written(folder.metrics_file, folder.recipe_file),  # in seconds since 1970
+        **{name: values[name] if is_number(values.get(name)) else None for name in ("knn", "linear")},
+        "tested_images": next((count for count in images if isinstance(count, int)), None),
+        "has_several_labels": "knn_map" in check or any("map" in result for result in own.values()),
+        "problem": "",
+    }
+    if not all(isinstance(run[name], kind) for name, kind in (("recipe", str), ("data", str), ("epochs", int))):
+        is_detector = (path / "detect.json").exists()
+        problem = "" if is_detector else next(iter(record.problems), "recipe.json: no name, data or epochs")
+        state = "detector" if is_detector else "damaged"
+        return run | {"recipe": "", "data": "", "epochs": None, "state": state, "problem": problem}
+    newest = folder.checkpoint_files()[-1:]
+    if record.is_running:
+        run["state"] = "running"
+    elif has_collapsed(folder):
+        run["state"] = "collapsed"
+    elif record.end_step is None:
+        run["state"] = f"stopped at {int(newest[0].stem.removeprefix('step-')) if newest else 0}"
+    else:
+        run |= {"state": "finished", "verdict": headline(record).lower()}
+    return run
 
 
-def runs_table(runs: list[ListedRun], folder: Path) -> Table:
+def runs_table(runs: list[dict[str, Any]], folder: Path) -> Table:
     """One row per run; `linear` is that of `evaluate linear` alone, `k-NN` else that of the last check."""
     columns, rows = ["run", "verdict", "recipe", "data", "epochs", "size", "age", "linear", "k-NN", "of"], []
     for run in runs:
-        done = "" if run.epochs is None else f"{run.epochs_done}/{run.epochs}"
-        age = "" if math.isnan(run.last_written) else duration(max(0.0, time.time() - run.last_written))
-        accuracies = ["" if v is None else f"{'mAP ' * run.has_several_labels}{v:.1f}" for v in (run.linear, run.knn)]
-        images = "" if run.tested_images is None else f"{run.tested_images:,}"
-        path = str(run.path.relative_to(folder)) if run.path != folder else str(run.path)
-        about = [path, run.verdict or run.state, run.recipe, Path(run.data).name or run.data]
-        rows.append([*about, done, f"{run.nbytes / 1e6:,.1f} MB", " ".join(age.split()[:2]), *accuracies, images])
-    notes = ["linear, k-NN: % of as many held-out images"] * any(run.tested_images is not None for run in runs)
-    notes += [f"{run.path}: {run.problem}" for run in runs if run.problem]
+        done = f"{run['epochs_done']}/{run['epochs']}" if run["epochs"] is not None else ""
+        age = time.time() - run["last_written"]
+        ago = "" if math.isnan(age) else " ".join(duration(max(0.0, age)).split()[:2])
+        prefix, images = "mAP " * run["has_several_labels"], run["tested_images"]
+        accuracies = ["" if run[key] is None else f"{prefix}{run[key]:.1f}" for key in ("linear", "knn")]
+        name = str(run["path"].relative_to(folder)) if run["path"] != folder else str(folder)
+        about = [name, run["verdict"] or run["state"], run["recipe"], Path(run["data"]).name or run["data"], done]
+        size = f"{run['nbytes'] / 1e6:,.1f} MB"
+        rows.append([*about, size, ago, *accuracies, "" if images is None else f"{images:,}"])
+    notes = ["linear, k-NN: % of as many held-out images"] * any(row[-1] for row in rows)
+    notes += [f"{run['path']}: {run['problem']}" for run in runs if run["problem"]]
     return Table(columns, rows, "llll" + "rrrrrr", notes=notes, optional=("recipe", "data", "age", "size"))
 
 

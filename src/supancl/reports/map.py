@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from supancl.core.labels import Labels
-from supancl.data.labels import label_cell, with_leaf_labels
+from supancl.data.labels import label_cells, with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.encoder import EvaluatedEncoder
@@ -75,7 +75,7 @@ class EncoderMap(NamedTuple):
 class MappedImages(NamedTuple):
     """The images of a map: their pixels in `splits`, one after the other, names, labels, and where each is from.
 
-    With several labels per image, `pairs` has them all and `labels` the one that colours a point.
+    With several labels per image, `cells` has them all as in a .csv, and `labels` the one that colours a point.
     """
 
     splits: list[Split]
@@ -83,11 +83,7 @@ class MappedImages(NamedTuple):
     labels: np.ndarray[Any, Any]
     classes: tuple[str, ...]
     split_names: list[str]  # one per image: train, held-out, val or test
-    pairs: Tensor | None = None
-
-    def class_numbers(self) -> Tensor:
-        """The class of every label of every image, (images, L); -1 where there is none."""
-        return Labels.of(torch.from_numpy(self.labels) if self.pairs is None else self.pairs).classes
+    cells: Sequence[str] | None = None
 
 
 def build_maps(
@@ -105,7 +101,7 @@ def build_maps(
         if images is None:
             images = chosen
             check_tsne(len(images.names))
-        if images.names != chosen.names or not torch.equal(images.class_numbers(), chosen.class_numbers()):
+        if images.names != chosen.names or not np.array_equal(images.labels, chosen.labels):
             raise BadInput(f"{request.data}: its images changed while they were read; run the command again")
         if by_run is not None:
             held_out = by_run if held_out is None else held_out & by_run
@@ -114,20 +110,13 @@ def build_maps(
     if held_out is not None:
         pairs = zip(images.split_names, held_out.tolist(), strict=True)
         images = images._replace(split_names=[HELD_OUT if is_out else name for name, is_out in pairs])
-    maps = [
-        make_map(title, values, images, request.seed, evaluated.options.device)
-        for evaluated, title, values in zip(encoders, titles, features, strict=True)
-    ]
+    maps = []
+    for evaluated, title, values in zip(encoders, titles, features, strict=True):
+        labelled = Features(values, torch.from_numpy(images.labels))
+        matches = nearest_images(values, NEIGHBOURS, evaluated.options.device).rows.cpu().numpy()
+        points = tsne_map(labelled, request.seed).astype(np.float32)
+        maps.append(EncoderMap(title, points, matches, *predict_by_neighbours(labelled, len(images.classes))))
     return images, maps
-
-
-def make_map(title: str, values: Tensor, images: MappedImages, seed: int, device: torch.device | str) -> EncoderMap:
-    """The map of these features."""
-    labels = torch.from_numpy(images.labels)
-    labelled = Features(values, labels)
-    matches = nearest_images(values, NEIGHBOURS, device)
-    points = tsne_map(labelled, seed).astype(np.float32)
-    return EncoderMap(title, points, matches.rows.cpu().numpy(), *predict_by_neighbours(labelled, len(images.classes)))
 
 
 def nearest_images(values: Tensor, k: int, device: torch.device | str | None = None) -> Neighbours:
@@ -161,7 +150,7 @@ def choose_images(
     splits = by_leaf.splits
     all_labels = Labels.join([split.all_labels for split in splits.values()])
     # of several labels the one with the largest weight colours an image, of equals the rarest
-    labels, pairs = all_labels.heaviest(all_labels.counts()), all_labels.pairs
+    labels = all_labels.heaviest(all_labels.counts())
     rows = torch.arange(len(labels))
     if request.classes:
         for name in request.classes:
@@ -187,8 +176,8 @@ def choose_images(
         split_names += [name] * len(positions)
         start += len(split)
     shown_splits = take_rows(splits.values(), rows)
-    shown_pairs = None if pairs is None else pairs[rows]
-    images = MappedImages(shown_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, shown_pairs)
+    cells = None if all_labels.has_one_each else label_cells(all_labels, rows, by_leaf.classes)
+    images = MappedImages(shown_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, cells)
     return images, None if in_train is None else held_out[rows]
 
 
@@ -246,12 +235,13 @@ def page_data(images: MappedImages, maps: Sequence[EncoderMap]) -> dict[str, Any
     # a fixed shuffle: drawn class by class, the last class would hide the others; unlabelled images are below all
     shuffled = np.random.default_rng(0).permutation(count)
     order = shuffled[np.argsort(images.labels[shuffled] >= 0, kind="stable")]
-    data: dict[str, Any] = {
+    return {
         "names": [name[len(prefix) :] for name in images.names],
         "prefix": prefix,
         "classes": list(images.classes),
         "colours": class_colours(len(images.classes)),
         "labels": pack_array(images.labels.astype(np.int32)),
+        "cells": images.cells,
         "splits": splits,
         "split_of": pack_array(np.array([splits.index(name) for name in images.split_names], np.uint8)),
         "order": pack_array(order.astype(row_type)),
@@ -266,15 +256,6 @@ def page_data(images: MappedImages, maps: Sequence[EncoderMap]) -> dict[str, Any
             for encoder_map in maps
         ],
     }
-    if images.pairs is not None:  # each combination of labels once, as classes and the cell of a .csv, and whose it is
-        sets = [tuple(labels) for labels in Labels.of(images.pairs).entries()]
-        number = {labels: i for i, labels in enumerate(dict.fromkeys(sets))}
-        data["label_sets"] = [
-            [[label for label, _ in labels], label_cell([(images.classes[label], weight) for label, weight in labels])]
-            for labels in number
-        ]
-        data["set_of"] = pack_array(np.array([number[labels] for labels in sets], np.int32))
-    return data
 
 
 def class_colours(count: int) -> list[str]:

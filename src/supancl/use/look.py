@@ -97,7 +97,7 @@ def map(
         "encoders": [evaluated.location for evaluated in opened],
         "titles": [encoder_map.title for encoder_map in maps],
         "images": len(images.names),
-        "classes": len(set(images.class_numbers().flatten().tolist()) - {-1}),
+        "classes": len(set(images.labels.tolist()) - {-1}),
         "seed": seed,
         "bytes": size,
         "seconds": round(time.perf_counter() - started, 2),

@@ -20,14 +20,11 @@ class ImageMap {
       selected: new Uint8Array(this.count), selectedCount: 0, hovered: -1, focus: -1, lassoMode: false,
       sprites: this.sprites, names: this.classes, unlabelled: data.classes.length, showsPictures: true,
     };
-    // the classes of each combination of labels, its cell in a .csv, and which one an image has; classOf is its colour
-    this.hasSeveral = Boolean(data.label_sets);
-    this.labelSets = this.hasSeveral ? data.label_sets.map(([classes, cell]) => ({ classes: classes.length ? classes : [data.classes.length], cell }))
-      : this.classes.map((name, label) => ({ classes: [label], cell: label < data.classes.length ? name : "" }));
-    this.setOf = this.hasSeveral ? unpackArray(data.set_of) : classOf;
+    this.classOf = classOf;
+    this.cells = data.cells; // all labels of each image as in a .csv, if images have several; classOf is its colour
     this.hiddenClasses = new Set();
     this.counts = new Array(this.classes.length).fill(0);
-    for (const set of this.setOf) for (const label of this.labelSets[set].classes) this.counts[label]++;
+    for (const label of classOf) this.counts[label]++;
     this.searchTexts = null;
     this.takeColours();
     this.scatters = data.encoders.map((encoder) => this.addPanel(encoder));
@@ -157,20 +154,17 @@ class ImageMap {
     this.filter();
   }
 
-  // Show images of the checked classes and the chosen split whose name or class has the text searched for. One of
-  // several classes is enough.
+  // Show images of the checked classes and the chosen split whose name or class has the text searched for.
   filter() {
     this.shared.filters = {}; // another one each time
     const { visible } = this.shared, words = document.getElementById("search").value.trim().toLowerCase();
     const split = this.splits.indexOf(document.getElementById("split").value);
-    const isClassMatch = this.classes.map((name) => name.toLowerCase().includes(words));
-    const isChecked = this.labelSets.map(({ classes }) => classes.some((label) => !this.hiddenClasses.has(label)));
-    const isFound = this.labelSets.map(({ classes }) => classes.some((label) => isClassMatch[label]));
-    if (words) this.searchTexts ??= this.names.map((name) => name.toLowerCase());
+    const isFound = this.classes.map((name) => name.toLowerCase().includes(words));
+    if (words) this.searchTexts ??= this.names.map((name, i) => `${name} ${this.cells?.[i] ?? ""}`.toLowerCase());
     let shown = 0;
     for (let i = 0; i < this.count; i++) {
-      visible[i] = isChecked[this.setOf[i]] && (split < 0 || this.splitOf[i] === split)
-        && (!words || isFound[this.setOf[i]] || this.searchTexts[i].includes(words)) ? 1 : 0;
+      visible[i] = !this.hiddenClasses.has(this.classOf[i]) && (split < 0 || this.splitOf[i] === split)
+        && (!words || isFound[this.classOf[i]] || this.searchTexts[i].includes(words)) ? 1 : 0;
       shown += visible[i];
     }
     document.getElementById("shown").textContent = `${shown.toLocaleString("en")} of ${this.count.toLocaleString("en")} images shown`;
@@ -203,32 +197,29 @@ class ImageMap {
   }
 
   save() {
-    const rows = this.selection.map((i) => [this.prefix + this.names[i], this.labelSets[this.setOf[i]].cell, this.splits[this.splitOf[i]], this.classes[this.scatters[0].predicted[i]] ?? ""]);
+    const rows = this.selection.map((i) => [this.prefix + this.names[i], this.cell(i), this.splits[this.splitOf[i]], this.classes[this.scatters[0].predicted[i]] ?? ""]);
     saveCsv("selection.csv", [["path", "label", "split", "predicted"], ...rows]);
   }
 
   // --- one image -----------------------------------------------------------------------------------------------------
 
-  // All classes of an image, for a reader.
+  // Its labels as a cell of a .csv.
+  cell(index) {
+    return this.cells?.[index] ?? (this.isLabelled(index) ? this.classes[this.classOf[index]] : "");
+  }
+
   className(index) {
-    const { cell } = this.labelSets[this.setOf[index]];
-    return (this.hasSeveral ? cell.split(";").filter(Boolean).join(", ") : cell) || this.classes[this.classes.length - 1];
+    return this.cell(index).split(";").filter(Boolean).join(", ") || this.classes[this.classes.length - 1];
   }
 
   isLabelled(index) {
-    return this.shared.classOf[index] < this.classes.length - 1;
-  }
-
-  // Of two labelled images.
-  shareClass(index, other) {
-    const { classes } = this.labelSets[this.setOf[other]];
-    return this.labelSets[this.setOf[index]].classes.some((label) => classes.includes(label));
+    return this.classOf[index] < this.classes.length - 1;
   }
 
   describe(index) {
     const predictions = this.scatters.filter((scatter) => scatter.predicted[index] >= 0).map((scatter) => {
       const of = this.scatters.length > 1 ? ` (${scatter.title})` : "", label = scatter.predicted[index];
-      const isOther = this.isLabelled(index) && !this.labelSets[this.setOf[index]].classes.includes(label);
+      const isOther = this.isLabelled(index) && label !== this.classOf[index];
       return element("span", isOther ? "small bad" : "small", `predicted ${this.classes[label]} ${scatter.share[index]}%${of}`);
     });
     return [element("strong", "", this.className(index)), ...predictions, element("span", "small", `${this.names[index]} (${this.splits[this.splitOf[index]]})`)];
@@ -288,9 +279,9 @@ class ImageMap {
       const neighbours = [...scatter.neighboursOf(index)], list = this.thumbnails(neighbours);
       list.dataset.encoder = scatter.title;
       const labelled = neighbours.filter((other) => this.isLabelled(other));
-      const same = this.isLabelled(index) ? labelled.filter((other) => this.shareClass(index, other)) : labelled;
+      const same = this.isLabelled(index) ? labelled.filter((other) => this.classOf[other] === this.classOf[index]) : labelled;
       neighbours.forEach((other, k) => list.children[k].classList.toggle("other", labelled.includes(other) && !same.includes(other)));
-      const have = !this.isLabelled(index) ? "have a label" : this.hasSeveral ? "share a class with it" : "have this class";
+      const have = this.isLabelled(index) ? "have this class" : "have a label";
       const without = this.isLabelled(index) && labelled.length < neighbours.length ? `, ${neighbours.length - labelled.length} no label` : "";
       const many = labelled.length || this.isLabelled(index) ? `${same.length} of the ${neighbours.length} nearest ${have}${without}` : `the ${neighbours.length} nearest`;
       return [element("p", "small", `${scatter.title}: ${many}`), list];
