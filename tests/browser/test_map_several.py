@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from tests.browser.conftest import Browser
 from tests.evaluation.made import bright, run_folder
 from tests.files import supancl
 
-SHOWN = "return imageMap.indices((i) => imageMap.shared.visible[i])"
 COUNT = 60
 
 
@@ -49,51 +49,14 @@ def page(tmp_path, monkeypatch, capsys, browser: Browser) -> list[dict[str, floa
     return found
 
 
-def having(found: list[dict[str, float]], name: str) -> list[int]:
-    return [i for i, labels in enumerate(found) if name in labels]
-
-
-def box(browser: Browser, name: str):
-    number = browser.run("return imageMap.classes.indexOf(arguments[0])", name)
-    return browser.find(f"#classes input[data-label='{number}']")
-
-
-def test_an_image_is_found_under_any_of_its_classes_and_coloured_by_the_heaviest(page, browser: Browser):
+def test_the_heaviest_label_colours_an_image_and_the_saved_table_has_all(page, browser: Browser, tmp_path):
     colours = browser.run("return [...imageMap.shared.classOf].map((label) => imageMap.classes[label])")
-    rarity = {name: len(having(page, name)) for name in {name for labels in page for name in labels}}
+    rarity = Counter(name for labels in page for name in labels)
     for labels, colour in zip(page, colours, strict=True):
         heaviest = [name for name, weight in labels.items() if weight == max(labels.values())]
         assert colour == (min(heaviest, key=rarity.__getitem__) if labels else "(unlabelled)")
-    counts = browser.run("return Object.fromEntries(imageMap.classes.map((name, i) => [name, imageMap.counts[i]]))")
-    assert counts == {**rarity, "(unlabelled)": 1}
-    browser.find("#no-classes").click()
-    box(browser, "dark").click()
-    assert browser.run(SHOWN) == having(page, "dark")
-    box(browser, "odd").click()
-    assert browser.run(SHOWN) == sorted({*having(page, "dark"), *having(page, "odd")})
-    browser.find("#all-classes").click()
-    assert len(browser.run(SHOWN)) == COUNT
-    browser.find("#search").send_keys("ODD")
-    assert browser.run(SHOWN) == having(page, "odd")
-
-
-def test_all_labels_of_an_image_are_shown_and_neighbours_share_one(page, browser: Browser):
-    browser.run("imageMap.focus(13)")
-    assert browser.find("#image figcaption strong").text == ", ".join(
-        f"{name}:{weight}" for name, weight in sorted(page[13].items())
-    )
-    neighbours = browser.run("return [...imageMap.scatters[0].neighboursOf(13)]")
-    shared = [bool(page[13].keys() & page[other].keys()) for other in neighbours]
-    assert f"{sum(shared)} of the 12 nearest" in browser.find("#image").text
-    framed = ["other" not in image.get_attribute("class") for image in browser.find_all("#image .thumbnails canvas")]
-    assert framed == shared
     browser.run("imageMap.hover(imageMap.scatters[0], 0, { clientX: 5, clientY: 5 })")
     assert browser.find("#tip strong").text == "dark, level 0"
-    browser.run("imageMap.hover(imageMap.scatters[0], 7, { clientX: 5, clientY: 5 })")
-    assert browser.find("#tip strong").text == "(unlabelled)"
-
-
-def test_the_saved_table_is_read_back_with_its_weights(page, browser: Browser, tmp_path):
     (browser.downloads / "selection.csv").unlink(missing_ok=True)  # of another test
     browser.find("#select-shown").click()
     browser.find("#save").click()

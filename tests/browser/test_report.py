@@ -97,15 +97,6 @@ def test_html_in_a_class_name_does_no_harm(record, show, browser: Browser):
     assert all(browser.run("return arguments[0].naturalWidth", picture) > 0 for picture in pictures)
 
 
-def test_the_other_settings_are_behind_a_click(record, show, browser: Browser):
-    show({"run": record})
-    folded = browser.find_all("details table")
-    assert not any(table.is_displayed() for table in folded)
-    for summary in browser.find_all("summary"):
-        summary.click()
-    assert all(table.is_displayed() for table in folded)
-
-
 @pytest.mark.parametrize("width", [1200, 400])
 def test_the_page_fits_its_window(record, show, browser: Browser, width):
     size = browser.driver.get_window_size()

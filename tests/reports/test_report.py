@@ -14,7 +14,7 @@ from supancl.files import hold_lock
 from supancl.reports.page import html_page, write_page
 from supancl.reports.report import MAX_POINTS, curve_points, make_charts, open_samples, report_page
 from supancl.reports.verdict import RunRecord, find_verdict, read_record
-from supancl.runs.log import read_stop, record_stop
+from supancl.runs.log import record_stop
 from tests.evaluation.made import source
 from tests.files import archive, class_folders, noise
 from tests.reports.made import logged_run
@@ -109,16 +109,6 @@ def test_a_run_that_stopped_says_why(tmp_path, error, state):
     assert verdict(folder.path).state == state
 
 
-def test_a_damaged_record_of_the_stop_says_nothing(tmp_path):
-    folder = logged_run(tmp_path / "run", epochs=8)
-    for text in ("{", "[1]", '{"step": "1", "reason": "x", "exit_code": 3}'):
-        folder.stop_file.write_text(text)
-        assert read_stop(folder) is None
-    record_stop(folder, 16, Interrupted("stopped", 15))
-    folder.stop_file.write_text(folder.stop_file.read_text().replace("16", "17"))
-    assert read_stop(folder) is None
-
-
 def test_a_run_that_still_trains(tmp_path):
     folder = logged_run(tmp_path / "run", epochs=8)
     with hold_lock(folder.lock_file, print):
@@ -175,19 +165,6 @@ def test_long_curves_keep_their_ends_and_their_values():
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
-
-
-def test_evaluations_of_the_same_images_have_a_best_run(tmp_path):
-    records = {}
-    for name, accuracy, tested in (("a", 60.0, "x"), ("b", 70.0, "x"), ("c", 99.0, "other images")):
-        folder = logged_run(tmp_path / name)
-        content = result(accuracy, 10.0, {"random weights": 30.0})
-        folder.write_evaluation("knn", {**content, "tested_on": tested})
-        records[name] = read_record(folder.path)
-    table = report_page(records).partition("<h2>Evaluations</h2>")[2].partition("</table>")[0]
-    assert re.findall(r"<b>(.*?)</b>", table) == ["70.00"]
-    assert "[56.0, 64.0]" in table
-    assert "<td>30.00</td>" in table  # random weights
 
 
 def test_names_from_files_do_no_harm(tmp_path):

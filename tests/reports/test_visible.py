@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import os
 import unicodedata
-from pathlib import Path
 
 import pytest
 
-from supancl.cli import main
 from supancl.cli.commands import print_error
 from supancl.errors import make_visible
 from supancl.reports.page import html_page
 from supancl.reports.pictures import escape_label
 from supancl.reports.tables import FORMATS, Cell, Table, plain_table, to_html, write_table
 from supancl.reports.terminal import SafeConsole, Terminal
-from tests.files import class_folders, picture, supancl
 
 NASTY = "cat\x1b[2K\r\nsupancl: all is well\u202e\udc80\x9b"
 VISIBLE = r"cat\x1b[2K\r\nsupancl: all is well\u202e\udc80\x9b"
@@ -74,35 +69,3 @@ def test_every_exit_of_the_terminal(capsys):
     assert_harmless(said.err, lines=2)
     assert VISIBLE in said.out
     assert VISIBLE in said.err
-
-
-def test_class_and_file_names_of_a_folder(tmp_path, capsys, monkeypatch):
-    """Through the command: a folder with such names, its table, its remarks, an unreadable file, and an error."""
-    monkeypatch.chdir(tmp_path)
-    names = ("cat", NASTY.replace("\udc80", os.fsdecode(b"\xff")))
-    class_folders(tmp_path / "data", names)
-    (tmp_path / "data" / names[1] / "\x1b]0;bad\x07.png").write_bytes(b"no image")
-    shown = supancl(capsys, "data", "show", tmp_path / "data", "--json", tmp_path / "facts.json")
-    assert shown.code == 0, shown.err
-    assert_harmless(shown.out)
-    assert_harmless(shown.err)
-    assert r"\x1b]0;bad\x07.png" in shown.out
-    assert names[1] in json.loads((tmp_path / "facts.json").read_text())["histogram"]  # exact in JSON
-    refused = supancl(capsys, "data", "show", tmp_path / f"no{NASTY}")
-    assert refused.code == 2
-    assert_harmless(refused.err, lines=1)
-
-
-def test_contact_sheet_of_such_names(tmp_path, capsys):
-    for name in ("a\nb", "\u202ec"):
-        for i in range(3):
-            picture(tmp_path / "data" / name / f"{i}.png", seed=i, mode="RGB")
-    assert main(["data", "show", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--quiet"]) == 0
-    assert Path(tmp_path / "out" / "images.png").is_file()
-
-
-def test_a_traceback_is_harmless_too(tmp_path, capsys):
-    said = supancl(capsys, "data", "show", tmp_path / f"no{NASTY}", "--debug")
-    assert said.code == 2
-    assert "Traceback" in said.err
-    assert_harmless(said.err)

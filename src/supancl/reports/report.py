@@ -146,43 +146,37 @@ def _text(value: Any, form: str) -> str:
 
 
 def _evaluations(records: Records) -> Section:
-    """Every result with its interval, chance and baselines; on the same images the best run is bold."""
-    lines: list[tuple[str, str, Result]] = []
+    """Every result, and those of its levels, with its interval, chance and baselines."""
+    rows: list[Row] = []
     for name, record in records.items():
         for stem, result in record.evaluations.items():
-            lines.append((name, stem, result))
-            levels = [level for level in _listed(result.get("levels")) if isinstance(level, Mapping)]
-            lines += [(name, f"{stem}, level {level.get('level')}", {**level, "source": ""}) for level in levels]
-    values: dict[tuple[str, str], list[float]] = {}
-    for _, stem, result in lines:
-        if (figure := figure_of(result)) is not None:
-            values.setdefault((stem, str(result.get("tested_on"))), []).append(figure.value)
-    rows: list[Row] = []
-    for name, stem, result in lines:
-        untrained = next((row for row in _baselines(result) if row.get("name") == "random weights"), {})
-        figure, shared = figure_of(result), values.get((stem, str(result.get("tested_on"))), [])
-        found = judge_result(result) if _baselines(result) else None
-        cell = _figure_cell(result)
-        if figure is not None and len(shared) > 1 and figure.value == max(shared):
-            cell = cell._replace(mark="best")
-        if figure is None and is_number(result.get("ratio")):
-            cell = Cell(f"S_W/S_T {result['ratio']:.3f}")
-        images = result.get("tested_images", result.get("queries", result.get("images")))
-        data = data_name(source_of(result) or str(result.get("data") or "")) if result.get("source") != "" else ""
-        numbers = [_text(images, "{:,}"), _text(result.get("chance"), "{:.1f}")]
-        rows.append([name, stem, data, cell, *numbers, _figure_cell(untrained), found.text if found else ""])
+            rows.append([name, *_evaluation_row(stem, result)])
+            for level in filter(_is_mapping, _listed(result.get("levels"))):
+                rows.append([name, *_evaluation_row(f"{stem}, level {level.get('level')}", level)])
     columns = ["run", "evaluation", "data", "accuracy %", "images", "chance", "random weights", "finding"]
     nothing = "<p>There are none yet: supancl evaluate RUN measures k-NN and linear accuracy.</p>"
     body = to_html(Table(columns, rows, "lllrrrrw")) if rows else nothing
     return Section("Evaluations", body, "In brackets 95% intervals." if rows else "")
 
 
+def _evaluation_row(title: str, result: Result) -> Row:
+    baselines = list(filter(_is_mapping, _listed(result.get("baselines"))))
+    untrained: Result = next((row for row in baselines if row.get("name") == "random weights"), {})
+    ratio = _text(result.get("ratio"), "S_W/S_T {:.3f}")
+    images = result.get("tested_images", result.get("queries", result.get("images")))
+    data = data_name(source_of(result) or str(result.get("data") or "-"))
+    numbers = [_text(images, "{:,}"), _text(result.get("chance"), "{:.1f}")]
+    found = judge_result(result) if baselines else None
+    cell = Cell(ratio) if ratio else _figure_cell(result)
+    return [title, data, cell, *numbers, _figure_cell(untrained), found.text if found else ""]
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _baselines(result: Result) -> list[Result]:
-    return [row for row in _listed(result.get("baselines")) if isinstance(row, Mapping)]
 
 
 def _figure_cell(result: Result) -> Cell:

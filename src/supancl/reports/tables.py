@@ -258,25 +258,22 @@ def score_table(ranking: Ranking, form: str = "text") -> str:
     | byol | <u>80.00</u> | 2.00 |
     | supbyol | **82.50** | 1.00 |
     """
-    scores = [score for row in ranking.cells for score in row if score is not None]
-    has_spread = any(score.uncertainty is not None for score in scores)
-    columns, rows = ["Encoder", *ranking.datasets], list[Row]()
-    if form == "csv":  # mean, deviation and number of runs in columns of their own
-        columns = ["encoder", *(f"{data}{part}" for data in ranking.datasets for part in ("", " spread", " n"))]
+    if form == "csv":  # a row per number
+        names = [(encoder, data) for encoder in ranking.encoders for data in ranking.datasets]
+        scores = zip(names, (score for row in ranking.cells for score in row), strict=True)
+        tidy = [[*name, *("" if value is None else str(value) for value in score)] for name, score in scores if score]
+        return write_table(Table(["encoder", "data", "mean", "spread", "n"], tidy), form)
+    rows: list[Row] = []
     for number, encoder in enumerate(ranking.encoders):
-        cells: list[str | Cell] = [Cell(encoder, suffix="" if form == "csv" else ranking.seeds(number).strip())]
+        cells = [Cell(encoder, suffix=ranking.seeds(number).strip())]
         for score, mark in zip(ranking.cells[number], ranking.marks[number], strict=True):
-            if form == "csv":
-                cells += ["" if value is None else str(value) for value in score or (None,) * 3]
-                continue
-            half = None if score is None else score.uncertainty
-            if half is not None and score is not None and score.runs > 1:
+            half = score.uncertainty if score else None
+            if score and half is not None and score.runs > 1:
                 half = t_half_width(half, score.runs)
-            cells.append(Cell("" if score is None else mean_text(score.mean, half, ranking.digits), mark))
-        rank = ranking.average_ranks[number]
-        rows.append([*cells, *([f"{rank:.2f}" if math.isfinite(rank) else ""] * ranking.has_ranks)])
-    columns += ["Avg. rank"] * ranking.has_ranks
-    notes = ["± half a 95% interval, over n seeds or over episodes"] * (form == "text" and has_spread)
+            cells.append(Cell(mean_text(score.mean, half, ranking.digits) if score else "", mark))
+        rows.append([*cells, *[mean_text(ranking.average_ranks[number], None, 2)] * ranking.has_ranks])
+    columns = ["Encoder", *ranking.datasets, *["Avg. rank"] * ranking.has_ranks]
+    notes = ["± half a 95% interval, over n seeds or over episodes"] * (form == "text")
     return write_table(Table(columns, rows, "l" + "r" * (len(columns) - 1), notes=notes), form)
 
 
