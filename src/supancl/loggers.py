@@ -43,12 +43,6 @@ class LoggedRun:
     def name(self) -> str:
         return self.folder.resolve().name
 
-    def make_folder(self, name: str) -> Path:
-        """The absolute path of a folder in the run folder, for the files of a service."""
-        folder = self.folder.resolve() / name
-        make_inner_folder(folder)
-        return folder
-
 
 class RunLogger(ForwardingReporter, ABC):
     """Passes every report on to `reporter`, and the numbers of every row to a service. Nothing it does ends training.
@@ -102,26 +96,20 @@ class RunLogger(ForwardingReporter, ABC):
         if self.is_open:
             self._attempt(self._end)
 
-    @property
-    def record_file(self) -> Path:
-        return self.folder / "loggers" / f"{self.name}.json"
-
     def _start(self, run: LoggedRun) -> None:
-        record = read_json(self.record_file)
-        run_id, last_row = record.get("run_id"), record.get("last_row")
-        is_known = isinstance(run_id, str) and re.fullmatch(r"[\w-]{1,100}", run_id) and isinstance(last_row, int)
-        self.last_row = int(str(last_row)) if is_known else -1
-        make_inner_folder(self.record_file.parent)
+        make_inner_folder(self.folder / "loggers")
+        record = read_json(self.folder / "loggers" / f"{self.name}.json")
+        run_id = str(record["run_id"]) if re.fullmatch(r"[\w-]{1,100}", str(record.get("run_id", ""))) else None
+        self.last_row = int(record.get("last_row", -1)) if run_id else -1
         for row in RunFolder(self.folder).metrics():
             self._add(row)
-        if self.step >= self.steps and not self.pending:
-            return  # a finished run, and the service has all of it
-        self.run_id = self.open(run, run_id if is_known else None)
-        self.is_open = True
-        self._send_pending()
+        if self.step < self.steps or self.pending:  # else the run is finished, and the service has all of it
+            self.run_id = self.open(run, run_id)
+            self.is_open = True
+            self._send()
 
     def _end(self) -> None:
-        self._send_pending()
+        self._send()
         self.is_open = False
         self.close(self.step >= self.steps)
 
@@ -129,7 +117,7 @@ class RunLogger(ForwardingReporter, ABC):
         if self.is_open:
             self._add(row)
             if time.monotonic() - self.last_sent >= SECONDS_BETWEEN:
-                self._attempt(self._send_pending)
+                self._attempt(self._send)
 
     def _add(self, row: dict[str, Any]) -> None:
         """Keep the row to be sent, unless it was sent before: a resumed or rolled back run repeats steps."""
@@ -141,10 +129,11 @@ class RunLogger(ForwardingReporter, ABC):
             # a folder of MLflow cannot hold both s_w and s_w/s_t
             self.pending.append((step, {f"{kind}/{name.replace('/', '_over_')}": n for name, n in numbers.items()}))
 
-    def _send_pending(self) -> None:
+    def _send(self) -> None:
         self.send(self.pending)
         self.pending, self.last_sent = [], time.monotonic()
-        write_json(self.record_file, {"run_id": self.run_id, "last_row": self.last_row})
+        content = {"run_id": self.run_id, "last_row": self.last_row}
+        write_json(self.folder / "loggers" / f"{self.name}.json", content)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Do this; if it fails, warn and leave the service out from now on."""
@@ -154,20 +143,7 @@ class RunLogger(ForwardingReporter, ABC):
             self.is_open = False
             with suppress(Exception):
                 self.close(False)
-            self.warn_user(
-                f"logger {self.name} failed ({reason(error)}) and is left out; {self.folder / 'metrics.jsonl'} has "
-                f"every row, and resuming {self.folder} with logger {self.name} sends those that are missing"
-            )
-
-
-def shorten(value: Any, length: int) -> str:
-    """A setting as text of at most this length.
-
-    >>> shorten([1, 2], 10), shorten("a" * 12, 10)
-    ('[1, 2]', 'aaaaaaa...')
-    """
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= length else f"{text[: length - 3]}..."
+            self.warn_user(f"logger {self.name} failed ({reason(error)}); resume with it to send the missing rows")
 
 
 class WandbLogger(RunLogger):
@@ -180,7 +156,10 @@ class WandbLogger(RunLogger):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else wandb reports its errors even when offline
         import wandb
 
-        folder = os.environ.get("WANDB_DIR") or str(run.make_folder("wandb").parent)
+        folder = os.environ.get("WANDB_DIR")
+        if folder is None:
+            folder = str(run.folder.resolve())
+            make_inner_folder(run.folder.resolve() / "wandb")
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self.run = wandb.init(
             id=run_id or uuid4().hex[:8],
@@ -190,7 +169,7 @@ class WandbLogger(RunLogger):
             project=os.environ.get("WANDB_PROJECT", "supancl"),
             name=os.environ.get("WANDB_NAME", run.name),
             config=run.settings | run.tags | {"run_folder": run.name},
-            tags=[shorten(run.tags[key], MAX_TAG_LENGTH) for key in ("recipe", "method")],
+            tags=[run.tags[key][:MAX_TAG_LENGTH] for key in ("recipe", "method")],
             settings=wandb.Settings(console="off", silent=True),
         )
         if self.run.offline:
@@ -222,7 +201,10 @@ class MlflowLogger(RunLogger):
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        place = os.environ.get("MLFLOW_TRACKING_URI") or run.make_folder("mlruns").as_uri()
+        own = run.folder.resolve() / "mlruns"
+        place = os.environ.get("MLFLOW_TRACKING_URI") or own.as_uri()
+        if place == own.as_uri():
+            make_inner_folder(own)
         self.client = MlflowClient(place)
         if run_id is not None:
             self.client.update_run(run_id, status="RUNNING")
@@ -233,7 +215,8 @@ class MlflowLogger(RunLogger):
                     self.client.create_experiment(name)
                 experiment = self.client.get_experiment_by_name(name).experiment_id
             run_id = str(self.client.create_run(experiment, tags=run.tags, run_name=run.name).info.run_id)
-            params = [Param(name, shorten(value, MAX_VALUE_LENGTH)) for name, value in run.settings.items()]
+            texts = {name: v if isinstance(v, str) else json.dumps(v) for name, v in run.settings.items()}
+            params = [Param(name, text[:MAX_VALUE_LENGTH]) for name, text in texts.items()]
             for start in range(0, len(params), BATCH):
                 self.client.log_batch(run_id, params=params[start : start + BATCH])
         self.note(f"mlflow: run {run_id} in {place}")
