@@ -89,7 +89,8 @@ class Entry:
         """The numbers of each cell by every way of measuring."""
         found: dict[str, dict[Way, Score]] = {}
         detected: dict[tuple[str, Way], dict[int | None, float]] = {}
-        for row in self.rows if self.is_finished else ():
+        known = [row for row in self.rows if row.protocol == "toy" or row.metric in ("accuracy", *CELLS)]
+        for row in known if self.is_finished else ():
             cell, why = self._cell(row), self._why_excluded(row)
             if why:
                 self.notes.append(f"{self.path}: {row.name} {why}")
@@ -134,8 +135,6 @@ class Entry:
         free, settings = FREE_SETTINGS.get(row.protocol, set()), row.settings
         if row.protocol == "toy":
             return ""
-        if row.metric not in ("accuracy", *CELLS):
-            return f"has no cell for {row.metric}"
         if row.digest and self.encoder_checksum not in ("", row.digest):
             return "has other weights than the run now; measure it again"
         if row.protocol == "detect":

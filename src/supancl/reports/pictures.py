@@ -235,7 +235,7 @@ def draw_panels(
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
     with matplotlib.rc_context({**settings, "font.family": FONTS}):
         figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False).flat
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)  # an iterator would be used up
         for axis in axes:
             axis.set_axis_off()
         for axis, panel in zip(axes, panels, strict=False):
