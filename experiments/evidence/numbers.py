@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from supancl.errors import BadInput
-from supancl.probes.ranking import rank_encoders
+from supancl.evaluation.suite import rank_encoders
 from supancl.stats import (
     PooledDeviation,
     accuracy_half_width,

@@ -9,8 +9,7 @@ import pytest
 import torch
 from selenium.webdriver import Keys
 
-from supancl.evaluation.audit import Audit, AuditedImages, Outlier, Suspect
-from supancl.evaluation.duplicates import DuplicatePair
+from supancl.evaluation.audit import Audit, AuditedImages, DuplicatePair, Outlier, Suspect
 from supancl.files import absolute_path
 from supancl.probes.label_scores import WrongShare
 from supancl.reports.map import audit_page

@@ -10,8 +10,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from supancl.core.specs import IMAGENET_MEAN, IMAGENET_STD, EncoderSpec
-from supancl.evaluation.few_shot import few_shot_split
-from supancl.evaluation.sources import read_source, spec_for, three_splits
+from supancl.evaluation.data import few_shot_split, read_source, spec_for, three_splits
 from supancl.probes import sample_episodes
 from tests.evaluation.made import run_folder, subject
 from tests.probes.test_cross_check import expected_few_shot, expected_transfer

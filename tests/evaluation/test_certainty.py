@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from supancl import pretrain
-from supancl.evaluation.certainty import RANDOM, START, build_random, plan_cross_validation
+from supancl.evaluation.certainty import baselines, plan_cross_validation
+from supancl.evaluation.data import data_for, open_evaluation_data
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions
-from supancl.evaluation.sources import data_for, open_evaluation_data
+from supancl.evaluation.results import RANDOM, START
 from supancl.files import write_sealed_json
 from supancl.probes import knn_leave_one_out
-from supancl.probes.certainty import Answers, chance
+from supancl.probes.answers import Answers, chance
+from supancl.probes.features import stratified_folds
 from supancl.probes.knn import knn_answers
-from supancl.probes.linear import stratified_folds
 from supancl.runs.encoder_file import save_encoder
 from supancl.runs.importing import describe_init
 from tests.evaluation.made import encoder, knn, linear, run_folder, source, subject
@@ -24,7 +25,7 @@ from tests.tiny import tiny_recipe
 
 CPU = torch.device("cpu")
 SELF_SUPERVISED = {"loss__alpha": 1.0}
-FULL = EvaluationOptions(CPU, baselines=True, cross_validate=True)
+FULL = EvaluationOptions(CPU, baselines=True)
 
 
 def own_run(tmp_path, images: int = 60, **settings):
@@ -42,9 +43,13 @@ def with_start(run, start) -> None:
 
 def images_of(run, **options) -> tuple[int, int] | None:
     """How many images are cross-validated over, and how many are only references."""
-    evaluated = subject(run, EvaluationOptions(CPU, cross_validate=True, **options))
-    plan = plan_cross_validation(evaluated, open_evaluation_data(evaluated, None, "held-out"))
-    return None if plan is None else (sum(map(len, plan.tested)), len(plan.references))
+    evaluated = subject(run, EvaluationOptions(CPU, **options))
+    folds = plan_cross_validation(evaluated, open_evaluation_data(evaluated, None, "held-out"))
+    if folds is None:
+        return None
+    parts = list(folds(evaluated))
+    tested = sum(len(part["test"]) for part in parts)
+    return tested, len(parts[0]["train"]) + len(parts[0]["test"]) - tested
 
 
 # --- few images -------------------------------------------------------------------------------------------------------
@@ -128,7 +133,7 @@ def test_random_weights_are_compared_image_by_image_and_their_features_kept(tmp_
     evaluated = subject(run, FULL)
     result = knn(evaluated, k=(5,))
     data = data_for(evaluated, None)
-    random = EvaluatedEncoder("random", build_random(evaluated), EvaluationOptions(CPU), evaluated.reporter)
+    random = EvaluatedEncoder("random", dict(baselines(evaluated))[RANDOM], EvaluationOptions(CPU), evaluated.reporter)
     truth, answers = data.held_out.labels, []
     for one in (evaluated, random):
         said = knn_answers(one.features(data.train), one.features(data.held_out), (5,))[5]
@@ -140,7 +145,7 @@ def test_random_weights_are_compared_image_by_image_and_their_features_kept(tmp_
     assert result["chance"] == chance(data.train.labels)
     # another run of this architecture, in another process: nothing of random weights is computed again
     embedded = []
-    monkeypatch.setattr(EvaluatedEncoder, "_embed", lambda self, *_: embedded.append(self.location))
+    monkeypatch.setattr("supancl.evaluation.encoder.embed", lambda *_: embedded.append(1))
     assert knn(subject(run, FULL), k=(5,))["baselines"] == result["baselines"]
     assert embedded == []
 
@@ -159,6 +164,3 @@ def test_the_start_is_compared_if_it_is_still_the_same(tmp_path):
         result = knn(evaluated)
         assert [row["name"] for row in result["baselines"]] == [RANDOM]
         assert len(evaluated.reporter.warnings) == 1
-
-
-# --- where a run started ----------------------------------------------------------------------------------------------

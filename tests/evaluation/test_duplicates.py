@@ -5,17 +5,14 @@ import torch
 
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages
-from supancl.evaluation.duplicates import PixelTable, find_duplicates, read_pixels
+from supancl.evaluation.audit import find_duplicates, read_pixels
 from tests.maps import smooth_images
 
 
-def table(pixels: np.ndarray) -> PixelTable:
-    labels = torch.zeros(len(pixels), dtype=torch.long)
-    return read_pixels([full_split(ArrayImages(torch.from_numpy(pixels)), labels, list(map(str, range(len(pixels)))))])
-
-
 def pairs(pixels: np.ndarray, neighbours: torch.Tensor | None = None) -> dict[tuple[int, int], str]:
-    return {(pair.first, pair.second): pair.kind for pair in find_duplicates(table(pixels), neighbours)}
+    labels, names = torch.zeros(len(pixels), dtype=torch.long), list(map(str, range(len(pixels))))
+    split = full_split(ArrayImages(torch.from_numpy(pixels)), labels, names)
+    return {(pair.first, pair.second): pair.kind for pair in find_duplicates(*read_pixels([split]), neighbours)}
 
 
 def test_copies_noise_and_mirror_images_are_found_and_nothing_else() -> None:

@@ -7,14 +7,11 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 
 from supancl.cli import main
-from supancl.core.encoders import EncoderSpec
-from supancl.runs.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
-from tests.evaluation.made import encoder, run_folder, source
-from tests.files import assert_one_line, assert_refused, supancl
+from tests.evaluation.made import run_folder, source
+from tests.files import assert_one_line, supancl
 
 
 @pytest.fixture(scope="session")
@@ -86,27 +83,6 @@ def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
     assert all(result.keys() >= conditions for result in kept.values())
 
 
-def test_an_encoder_of_another_library_is_judged_like_a_run(place, capsys):
-    """A state dict under somebody else's prefix: the numbers of the same weights in our own file."""
-    spec = EncoderSpec("cifar-resnet18", size=32)
-    made = encoder(3, spec)
-    save_encoder(place / "e.safetensors", made, (), "x")
-    foreign = {f"module.encoder_q.{name}": value for name, value in made.body.state_dict().items()}
-    foreign |= {
-        "module.encoder_q.fc.weight": torch.zeros(128, 512),
-        "module.queue": torch.zeros(128, 16),
-        "module.encoder_k.conv1.weight": made.body.conv1.weight.detach(),
-    }
-    torch.save({"state_dict": foreign}, place / "moco.pth.tar")
-    source(place / "small.npz", train=15, test=6)
-    own, other = (
-        in_json(supancl(capsys, "evaluate", "knn", name, "--data", "small.npz", "--k", "3", "--json", "-"))
-        for name in ("e.safetensors", "moco.pth.tar")
-    )
-    assert own["weights"] == other["weights"]
-    assert own["accuracy"] == other["accuracy"]
-
-
 # --- several encoders -------------------------------------------------------------------------------------------------
 
 
@@ -139,15 +115,6 @@ def test_a_table_of_another_format_is_nothing_else(form, place, capsys):
         assert said.out.startswith("**fewshot 3w1s**\n\n| Encoder | x | Avg. rank |\n| --- | ---: | ---: |\n")
 
 
-def test_differences_are_told_for_the_same_episodes(place, capsys):
-    words = "evaluate fewshot run0 run1 other --data x.npz --shots 1,2 --ways 3 --episodes 9"
-    said = supancl(capsys, *words.split())
-    told = [line for line in said.out.splitlines() if "(same episodes)" in line]
-    assert [line.split(" = ")[0] for line in told] == [
-        f"fewshot 3w{shots}s x: digits.supsiam (run0) - digits.supsiam (other)" for shots in (1, 2)
-    ]
-
-
 def test_a_column_of_different_test_images_is_warned_about(place, capsys):
     """A run that held out more than others keeps to that."""
     source(place / "y.npz", train=90)
@@ -155,17 +122,6 @@ def test_a_column_of_different_test_images_is_warned_about(place, capsys):
     said = supancl(capsys, "evaluate", "transfer", "half", "other", "--data", "y.npz")
     assert_one_line(said.err, "warning", "y", "transfer", "different images")
     assert supancl(capsys, "evaluate", "transfer", "run0", "other", "--data", "y.npz").err == ""
-
-
-def test_two_sources_of_one_name_are_two_columns(place, capsys):
-    for folder in ("a", "b"):
-        (place / folder).mkdir()
-        source(place / folder / "x.npz", train=60, test=30 if folder == "a" else 60)
-    found = in_json(
-        supancl(capsys, "evaluate", "transfer", "run0", "--data", "a/x.npz", "--data", "b/x.npz", "--json", "-")
-    )
-    assert found["tables"]["transfer"]["datasets"] == ["a-x", "b-x"]
-    assert {path.name for path in (place / "run0/evaluate").iterdir()} == {"transfer-a-x.json", "transfer-b-x.json"}
 
 
 def test_data_sets_of_a_folder_by_name_and_by_what_is_there(place, capsys):
@@ -225,23 +181,3 @@ def test_a_suite_with_faults_writes_what_it_has_and_says_how_much_is_missing(pla
 
 
 # --- few labels -------------------------------------------------------------------------------------------------------
-
-
-def test_an_interval_that_is_too_wide_to_rank_encoders_is_said_in_words(place, capsys):
-    source(place / "few.npz", train=60, test=20)
-    said = supancl(capsys, "evaluate", "linear", "run0", "--data", "few.npz", "--split", "test")
-    assert "points: it cannot rank encoders that differ by less" in said.out
-    assert "the usual one for few images" in said.out
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "knn run0 --data x.npz --k 0",
-        "linear run0 --data x.npz --lr 1",
-        "fewshot run0 --data x.npz --ways 1",
-        "transfer run0",
-    ],
-)
-def test_settings_that_cannot_be_are_refused(words, place, capsys):
-    assert_refused(supancl(capsys, "evaluate", *words.split()))

@@ -1,7 +1,6 @@
 """Features kept on disk: found again for the same weights, pixels, view and layer, and for nothing else."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from supancl.data.splits import Split, full_split
+from supancl.data.store.cache import FEATURES_FOLDER, cache_root
 from supancl.data.store.memory import ArrayImages
-from supancl.evaluation.encoder import EvaluationOptions
-from supancl.evaluation.feature_cache import FeatureCache, encoder_key
-from tests.evaluation.made import SPEC, encoder, run_folder, subject
-from tests.files import noise, picture
+from supancl.evaluation.encoder import EvaluationOptions, read_cached, write_cached
+from tests.evaluation.made import run_folder, subject
+from tests.files import noise
 
 CPU = torch.device("cpu")
 PIXELS = torch.from_numpy(noise(6, 1, 8, 8, seed=2))
@@ -43,7 +42,7 @@ def counting(calls):
 
 
 def files() -> list[Path]:
-    return sorted(FeatureCache().folder.glob("*"))
+    return sorted((cache_root() / FEATURES_FOLDER).glob("*"))
 
 
 def test_features_are_taken_once_and_come_back_bit_for_bit(counted):
@@ -73,18 +72,6 @@ def test_another_view_layer_length_image_or_order_is_taken_anew(counted):
         run.options = options
         run.features(split)
     assert len(calls) == len(files()) == 7
-
-
-def test_the_key_is_that_of_every_weight_and_of_what_the_encoder_expects():
-    one = encoder()
-    assert encoder_key(one) == encoder_key(encoder())
-    keys = {encoder_key(one), encoder_key(encoder(1)), encoder_key(encoder(spec=replace(SPEC, mean=(0.4,))))}
-    for tensor in one.body.state_dict().values():
-        before = tensor.clone()
-        tensor.view(-1)[:1] += 1
-        keys.add(encoder_key(one))
-        tensor.copy_(before)
-    assert len(keys) == 3 + len(one.body.state_dict())
 
 
 @pytest.mark.parametrize("damage", [
@@ -123,23 +110,15 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(counted, cache_root
     assert files() == []  # no temporary file either
 
 
-def test_the_longest_unused_make_room(tmp_path):
-    store = FeatureCache(tmp_path, max_bytes=3000)
-    paths = [store.folder / f"{i}.safetensors" for i in range(4)]
+def test_the_longest_unused_make_room(tmp_path, monkeypatch):
+    monkeypatch.setattr("supancl.evaluation.encoder.MOST_BYTES", 3000)
+    paths = [tmp_path / "features" / f"{i}.safetensors" for i in range(4)]
     for i, path in enumerate(paths[:3]):
-        store.write(path, torch.zeros(200))  # 800 bytes and a header
+        write_cached(path, torch.zeros(20, 10))  # 800 bytes and a header
         os.utime(path, (100 + i, 100 + i))
-    store.write(paths[2], torch.zeros(20, 10))
-    assert store.read(paths[0], 200) is None  # of the wrong shape, so not used
-    assert store.read(paths[2], 20) is not None
+    assert read_cached(paths[0], 200) is None  # of the wrong shape, so not used
+    assert read_cached(paths[2], 20) is not None
     os.utime(paths[2], (200, 200))
     os.utime(paths[0], (300, 300))
-    store.write(paths[3], torch.zeros(200))
+    write_cached(paths[3], torch.zeros(20, 10))
     assert [path.exists() for path in paths] == [True, False, True, True]
-
-
-# --- where pixels are -------------------------------------------------------------------------------------------------
-
-
-def photographs(folder: Path, sizes=((9, 12), (10, 8), (9, 12))) -> list[Path]:
-    return [picture(folder / f"{i}.png", seed=i, size=size) for i, size in enumerate(sizes)]

@@ -49,13 +49,6 @@ def test_it_starts_from_the_linear_classifier_and_keeps_the_statistics_of_batch_
     assert all(torch.equal(before[name].cpu(), after[name]) for name in statistics)
 
 
-def test_the_same_seed_gives_the_same_result(run):
-    settings = {"epochs": 2, "train_batch": 16, "lr": (0.3,)}
-    first, again = fine_tuned(run, **settings), fine_tuned(run, **settings)
-    assert first["accuracy"] == again["accuracy"]
-    assert first["mean_per_class"] == again["mean_per_class"]
-
-
 def test_the_learning_rate_is_chosen_without_the_test_images(run, tmp_path):
     settings = {"epochs": 4, "train_batch": 16, "lr": (1e-6, 0.3)}
     path = source(tmp_path / "x.npz", train=60, test=30)

@@ -7,10 +7,7 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
-from supancl import open_data, recipe
-from supancl.training.trainer import Trainer
 from tests.files import archive, supancl
 
 CLASSES, EACH, RATIO = 4, 150, 20
@@ -44,19 +41,3 @@ def test_a_tail_is_trained_and_evaluated_class_by_class(shades, settings, capsys
         assert sum(group["classes"] for group in result["by_class_size"].values()) == CLASSES
         assert 25 < result["balanced_accuracy"] <= 100
         assert re.search(r"balanced accuracy \d+\.\d\d%: head .*middle .*tail ", " ".join(said.out.split()))
-
-
-def test_an_epoch_has_every_class_equally_often_and_a_queue_of_each(shades):
-    asked = {"data.source": str(shades), "data.imbalance": RATIO, "data.balanced": True, "encoder.width": 16,
-             "pool.kind": "class-queues", "pool.size": 5, "train.batch_size": 16, "train.device": "cpu"}  # fmt: skip
-    chosen = recipe("digits.supsiam").with_set(asked)
-    data = open_data(chosen.data, 1)
-    sizes = torch.bincount(data.train.labels)
-    assert int(sizes.max()) >= RATIO * int(sizes.min()) * 0.8
-    trainer = Trainer(chosen, data, torch.device("cpu"))
-    drawn = torch.bincount(data.train.labels[trainer.inputs.schedule.order.epoch(0)])
-    assert int(drawn.max() - drawn.min()) <= 1
-    for _ in range(len(data.train) // 16):
-        trainer.advance()
-    trainer.feed.close()
-    assert trainer.model.pool.counts.tolist() == [5] * CLASSES

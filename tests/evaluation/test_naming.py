@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from supancl.evaluation.naming import DEFAULT_SETTINGS, non_default_settings
 from tests.evaluation.made import episodes, knn, linear, run_folder, source, subject, transferred, variances
 from tests.files import saved_result
 
@@ -17,23 +16,6 @@ def run(tmp_path):
 
 def kept(tmp_path) -> dict[str, dict]:
     return {path.stem: saved_result(path) for path in (tmp_path / "run/evaluate").iterdir()}
-
-
-def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):
-    path = str(source(tmp_path / "x.npz", train=60, test=60))
-    results = [
-        knn(run, k=20),
-        linear(run),
-        variances(run),
-        transferred(run, path),
-        episodes(run, path, ways=3, shots=5),
-    ]
-    assert set(kept(tmp_path)) == {"knn", "linear", "variance", "transfer-x", "fewshot-x-3w5s"}
-    for result in results:
-        usual = DEFAULT_SETTINGS[result["protocol"]]
-        sgd = {"epochs", "lr", "batch_size"}  # the convex probe has none of them
-        assert set(usual) - set(result) == (sgd if result["protocol"] == "linear" else set())
-        assert non_default_settings(result) == {}
 
 
 def test_another_measurement_has_a_file_of_its_own(run, tmp_path):

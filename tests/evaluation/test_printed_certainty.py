@@ -32,22 +32,6 @@ def test_few_images_are_cross_validated_compared_and_judged_in_lines_that_fit(pl
     assert saved.items() >= result.items()
 
 
-def test_baselines_can_be_left_out_and_a_given_k_stays(place, capsys):
-    said = supancl(capsys, "evaluate", "knn", "ssl", "--k", "20", "--no-baselines", "--json", "r.json")
-    assert said.code == 0
-    assert {"baselines", "verdict"} & json.loads((place / "r.json").read_text()).keys() == set()
-
-
-def test_transfer_says_for_every_encoder_and_data_set_how_much_is_known(place, capsys):
-    source(place / "x.npz", train=60, test=30)
-    for protocol in ("transfer", "knn"):
-        said = supancl(capsys, "evaluate", protocol, "ssl", "sup", "--data", "x.npz", "--json", "r.json")
-        assert said.code == 0, said.err
-        for result in json.loads((place / "r.json").read_text())["results"]:
-            assert result["tested_images"] == 30
-            assert {"accuracy_interval", "baselines", "verdict"} <= result.keys()
-
-
 def test_the_variance_of_one_image_per_class_is_called_not_measurable(place, capsys):
     images, labels = bright(3)
     archive(place / "one.npz", train_images=noise(9, 8, 8), train_labels=np.arange(9) % 3, test_images=images,
@@ -56,16 +40,6 @@ def test_the_variance_of_one_image_per_class_is_called_not_measurable(place, cap
     result = json.loads((place / "r.json").read_text())
     assert (result["within"], result["ratio"], set(result["spread"].values())) == (None, None, {None})
     assert result["total"] > 0
-
-
-def test_large_and_small_classes_have_their_own_accuracies(place, capsys):
-    run_folder(place / "tail", seed=3, source=str(place / "own.npz"), described=True, data__imbalance=10.0)
-    said = supancl(capsys, "evaluate", "knn", "tail", "--json", "r.json")
-    result = json.loads((place / "r.json").read_text())
-    assert f"{result['balanced_accuracy']:.2f}%" in said.out
-    assert sum(group["classes"] for group in result["by_class_size"].values()) == 3
-    whole = supancl(capsys, "evaluate", "knn", "tail", "--data", "own.npz")  # as the source gives it
-    assert "balanced accuracy" not in whole.out
 
 
 # --- images that were trained on, under another name ------------------------------------------------------------------
@@ -115,14 +89,6 @@ def test_labels_that_pretraining_did_not_use_are_cross_validated_over(listed, ca
         said = supancl(capsys, "evaluate", "knn", listed / run, *data, "--json", listed / "r.json")
         result = json.loads((listed / "r.json").read_text())
         assert (result["overlaps_training"], result["cross_validated"]["tested_images"]) == (overlaps, 40), said.err
-
-
-def test_new_images_may_be_tested_though_the_references_were_trained_on(listed, capsys):
-    data = ("--data", listed / "new-test.csv", "--split", "test")
-    said = supancl(capsys, "evaluate", "knn", listed / "supsiam", *data, "--json", listed / "r.json")
-    result = json.loads((listed / "r.json").read_text())
-    assert (said.code, result["overlaps_training"], result["queries"]) == (0, False, 40)
-    assert "cross_validated" not in result
 
 
 @pytest.mark.parametrize("protocol", ["transfer", "fewshot"])

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from supancl.evaluation.data import data_for
 from supancl.evaluation.encoder import EvaluationOptions
 from supancl.evaluation.protocols import augmented_epochs
-from supancl.evaluation.sources import data_for
+from supancl.evaluation.settings import Linear
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from supancl.training.monitor import linear_accuracy
 from supancl.use.predicting import PredictSettings, predict_labels
-from tests.evaluation.made import bright, episodes, knn, linear, run_folder, source, subject, transferred, variances
+from tests.evaluation.made import bright, episodes, knn, linear, run_folder, source, subject, transferred
 from tests.files import archive, noise, saved_result
 
 CPU = torch.device("cpu")
@@ -104,14 +105,6 @@ def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_pat
     assert result.keys() >= CONDITIONS
 
 
-def test_variance_names_the_classes(run):
-    result = variances(run, split="train")
-    assert list(result["spread"]) == ["0", "1", "2"]
-    assert (result["images"], result["normalize"], result["judged"]) == (90, True, "train")
-    assert result["within"] == pytest.approx(np.mean(list(result["spread"].values())))  # classes of equal size
-    assert result.keys() >= CONDITIONS
-
-
 # --- honest choices ---------------------------------------------------------------------------------------------------
 
 
@@ -129,15 +122,6 @@ def test_nothing_is_chosen_on_the_test_images(protocol, run, tmp_path):
     assert [first[key] for key in chosen] == [second[key] for key in chosen]
 
 
-@pytest.mark.parametrize("protocol", [transferred, linear], ids=["transfer", "linear"])
-def test_the_test_images_are_looked_at_once(protocol, run, tmp_path, monkeypatch):
-    path, asked, plain = source(tmp_path / "x.npz", train=60, test=33), [], run.features
-    monkeypatch.setattr(run, "features", lambda split, *view: asked.append(len(split)) or plain(split, *view))
-    protocol(run, str(path))
-    assert asked.count(33) == 1
-    assert sum(asked) == 93
-
-
 def test_the_runs_own_data_give_the_plain_name(run, tmp_path):
     own = run.recipe.data.source
     other = str(source(tmp_path / "other.npz"))
@@ -152,7 +136,7 @@ def test_the_runs_own_data_give_the_plain_name(run, tmp_path):
 def test_augmented_epochs_are_new_crops_of_every_labelled_image(tmp_path):
     path = source(tmp_path / "x.npz", train=50, test=12)
     unit = subject(run_folder(tmp_path / "run"), EvaluationOptions(CPU, normalize=True))
-    epochs = augmented_epochs(unit, data_for(unit, str(path)).train, 16, seed=0)
+    epochs = augmented_epochs(unit, data_for(unit, str(path)).train, Linear(probe="sgd", probe_batch=16))
     first, again, second = list(epochs(0)), list(epochs(0)), list(epochs(1))
     assert [len(labels) for _, labels in first] == [16, 16, 16, 2]
     assert all(torch.equal(one, other) for (one, _), (other, _) in zip(first, again, strict=True))
@@ -214,7 +198,6 @@ def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
     expected = linear_probe(run.features(data.train), run.features(data.test))
     assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
     assert (result["chosen_on"], result["chosen_on_images"], result["judged"]) == ("trained images", 9, "test")
-    assert len(run.reporter.warnings) == 1
 
 
 @pytest.mark.usefixtures("few_may_choose")
@@ -234,6 +217,3 @@ def test_evaluate_predict_and_the_monitor_have_one_ridge(tmp_path):
     assert result["weight"] == predicted["ridge"] == pytest.approx(1.6)
     assert result["accuracy"] == predicted["accuracy"] == linear_accuracy(train, held_out)
     assert result["chosen_on"] == predicted["ridge_chosen_on"] == "none"
-
-
-# --- a run that held nothing out --------------------------------------------------------------------------------------

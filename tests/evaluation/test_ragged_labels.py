@@ -9,9 +9,7 @@ import torch
 from supancl import pretrain
 from supancl.data.opening import open_data
 from supancl.evaluation.audit import audit_labels
-from supancl.evaluation.settings import TRAINED_IMAGES
-from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for
-from supancl.reports.map import MapRequest, choose_images
+from supancl.evaluation.data import open_evaluation_data
 from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import bright, episodes, fine_tuned, knn, linear, run_folder, subject, transferred, variances
 from tests.files import archive
@@ -114,25 +112,4 @@ def test_the_last_check_of_a_run_is_knn(tmp_path):
     assert last["knn"] < 100
 
 
-def test_maps_and_audits_know_the_images_that_the_run_held_out(tmp_path):
-    path = str(ragged(tmp_path / "whole.npz", PATHS[:4], val_images=None, val_labels=None))
-    run = subject(
-        run_folder(tmp_path / "other", source=path, described=True, data__hierarchy="paths", data__holdout=0.2)
-    )
-    held_out = data_for(run, None).held_out
-    audited = audit_labels(run).images
-    shown, is_held_out = choose_images(run, read_source(run, spec_for(run, path), "margin"), MapRequest(path))
-    assert audited.classes == shown.classes == LEAVES
-    assert sorted(held_out.index.tolist()) == is_held_out.nonzero()[:, 0].tolist()
-    assert audited.split_names.count("held-out") == len(held_out) > 0
-
-
 # --- what a level says about itself -----------------------------------------------------------------------------------
-
-
-def test_levels_say_that_the_ridge_was_chosen_on_trained_images(tmp_path, monkeypatch):
-    monkeypatch.setattr("supancl.probes.linear.MIN_TO_CHOOSE", 1)
-    source = str(ragged(tmp_path / "ragged.npz", val_images=None, val_labels=None))
-    run = subject(run_folder(tmp_path / "run", source=source, data__hierarchy="paths", data__holdout=0.0))
-    result = linear(run, split="test")
-    assert {result["chosen_on"], *(level["chosen_on"] for level in result["levels"])} == {TRAINED_IMAGES}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from supancl.evaluation import sources
 from tests.evaluation.made import bright
-from tests.files import archive, assert_mentions, assert_refused, supancl
+from tests.files import archive, assert_refused, supancl
 
 TINY = [
     "--epochs", "2", "--batch-size", "16", "--device", "cpu", "--quiet", "--set", "encoder.width=8",
@@ -62,48 +60,6 @@ def test_from_an_archive_to_the_map_and_the_page(place, capsys):
     assert f"mAP {result['map']:.1f}" in listed.out
 
 
-def test_two_runs_are_one_table_with_their_maps(place, capsys):
-    train(capsys)
-    train(capsys, "--seed", "1", out="other")
-    train(capsys, "--set", "loss.alpha=1.0", out="third")
-    said = supancl(capsys, "evaluate", "knn", "run", "third", "--k", "5,1", "--device", "cpu", "--json", "result.json")
-    assert said.code == 0, said.err
-    results = json.loads((place / "result.json").read_text())
-    assert [round(result["map"], 2) for result in results["results"]] == [
-        round(row["scores"]["several (mAP)"]["mean"], 2) for row in next(iter(results["tables"].values()))["rows"]
-    ]
-    assert len(re.findall(MAP, said.out)) == 2
-    seeds = supancl(capsys, "evaluate", "knn", "run", "other", "--device", "cpu", "--format", "csv", "--no-baselines")
-    assert "several (mAP)" in seeds.out
-    assert supancl(capsys, "report", "run", "third", "--out", "page.html").code == 0
-    assert f"mAP {results['results'][0]['map']:.2f}" in (place / "page.html").read_text()
-
-
-def test_a_hierarchy_has_a_line_for_each_level(place, capsys, monkeypatch):
-    opened = sources.open_source
-    monkeypatch.setattr(sources, "open_source", lambda *args: replace(opened(*args), levels=(1, 1, 1, 1, 0, 0)))
-    train(capsys)
-    for command in (("knn", "run"), ("linear", "run"), ("transfer", "run", "--data", "several.npz")):
-        said = supancl(capsys, "evaluate", *command, "--device", "cpu", "--json", "result.json")
-        assert said.code == 0, said.err
-        content = json.loads((place / "result.json").read_text())
-        result = content["results"][0] if command[0] == "transfer" else content
-        coarse, fine = result["levels"]
-        for level, classes in ((coarse, 2), (fine, 4)):
-            assert level["classes"] == classes
-            assert f"{level['accuracy']:.2f}% [" in said.out
-        assert result["accuracy"] == fine["accuracy"]
-        assert "verdict" in result
-        if command[0] == "knn":
-            assert (coarse["k"], fine["k"]) == (20, result["k"])
-        else:
-            assert coarse["weight"] > 0
-            assert coarse["cut_off"] is False
-    assert supancl(capsys, "report", "run").code == 0
-    page = (place / "run" / "report.html").read_text()
-    assert_mentions(page, "linear, level 0", f"{coarse['accuracy']:.2f}")
-
-
 NAMES = {"run": ["x/a", "x/b", "y/c", "y/d"], "other": ["v/a", "v/b", "w/c", "w/d"], "flat": [*"abcd"]}
 
 
@@ -129,17 +85,6 @@ def test_other_data_are_read_as_the_runs_own(place, capsys):
     episodes = ("--ways", "2", "--shots", "1", "--queries", "2", "--episodes", "2")
     fewshot = supancl(capsys, "evaluate", "fewshot", "run", "--data", "flat.npz", *episodes, *more)
     assert fewshot.code == 0, fewshot.err
-
-
-def test_a_nested_run_is_evaluated_on_images_with_several_labels(place, capsys):
-    images, labels = bright(80, 4)
-    names = ["dark/a", "dark/b", "light/c", "light/d"]
-    archive(place / "nested.npz", train_images=images, train_labels=labels, class_names=names)
-    words = ["--data", "nested.npz", *TINY, "--set", "data.hierarchy=paths", "--out", "nested"]
-    assert supancl(capsys, "pretrain", "digits.supsiam", *words).code == 0
-    said = supancl(capsys, "evaluate", "knn", "nested", "--data", "several.npz", "--device", "cpu")
-    assert said.code == 0, said.err
-    assert re.search(MAP, said.out)
 
 
 def test_rows_with_and_without_levels_are_not_ranked(place, capsys):

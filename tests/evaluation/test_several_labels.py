@@ -8,9 +8,9 @@ import torch
 
 from supancl import pretrain
 from supancl.data.opening import from_arrays
-from supancl.evaluation import sources
+from supancl.evaluation import data as sources
 from supancl.evaluation.encoder import EvaluationOptions
-from supancl.probes.precision import mean_average_precision
+from supancl.probes.answers import mean_average_precision
 from tests.evaluation.made import bright, knn, linear, run_folder, subject, transferred
 from tests.files import archive, saved_result
 from tests.tiny import tiny_recipe
@@ -88,25 +88,6 @@ def test_knn_by_hand(run, tmp_path):
         expected = mean_average_precision((1e4 * votes[:, :k].mean(1)).round(), test_labels)  # equal votes are equal
         assert result["by_k"][str(k)] == pytest.approx(expected)
     assert result["map"] == result["by_k"]["1"]
-
-
-def test_leave_one_out_and_a_class_without_training_images(run, tmp_path):
-    assert knn(run, k=(3,), leave_one_out=True)["references"] == 60
-    images, labels = bright(60, 4, 1)
-    new = weights(labels)
-    new[0, 5] = 1
-    train = weights(bright(120, 4)[1])
-    path = archive(
-        tmp_path / "new.npz",
-        train_images=bright(120, 4)[0],
-        train_labels=train,
-        test_images=images,
-        test_labels=new,
-        class_names=NAMES,
-    )
-    assert knn(run, str(path), k=(3,))["untested_classes"] == 0
-    for protocol in PROTOCOLS.values():
-        assert protocol(run, str(path))["untested_classes"] == 0
 
 
 def test_the_ridge_is_chosen_by_the_rules_of_one_label(run, tmp_path, monkeypatch):

@@ -7,9 +7,7 @@ import torch
 from supancl.data.opening import from_arrays, open_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.evaluation.few_shot import few_shot_split
-from supancl.evaluation.sources import data_for, open_evaluation_data, read_source, spec_for, three_splits
-from supancl.paper.results import group_entries, read_entries
+from supancl.evaluation.data import data_for, few_shot_split, open_evaluation_data, read_source, spec_for, three_splits
 from tests.evaluation.made import (
     bright,
     knn,
@@ -17,7 +15,7 @@ from tests.evaluation.made import (
     source,
     subject,
 )
-from tests.files import archive, class_folders
+from tests.files import archive
 
 CPU = torch.device("cpu")
 
@@ -27,15 +25,6 @@ def pixels_of(split) -> set[bytes]:
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
-
-
-def test_runs_that_differ_in_their_seed_alone_are_one_group(tmp_path):
-    runs = [subject(run_folder(tmp_path / f"run{seed}", seed)) for seed in range(3)]
-    assert len({run.group for run in runs}) == 1
-    assert len({run.weights for run in runs}) == 3
-    assert {run.label for run in runs} == {"digits.supsiam"}
-    other = subject(run_folder(tmp_path / "other", 0, train__epochs=3))
-    assert other.group != runs[0].group
 
 
 # --- which images -----------------------------------------------------------------------------------------------------
@@ -97,31 +86,10 @@ def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
         open_evaluation_data(run, alone, "test")
 
 
-# --- opening ----------------------------------------------------------------------------------------------------------
-
-
 # --- the data of the run ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_another_run_is_the_same_group_for_evaluate_and_for_tables(tmp_path):
-    plain = run_folder(tmp_path / "a", 0)
-    same = run_folder(tmp_path / "b", 1, train__log_every=7, data__cache="never", train__monitor_every=3)
-    other = run_folder(tmp_path / "c", 2, train__batch_size=32)
-    groups = [subject(path).group for path in (plain, same, other)]
-    assert groups[0] == groups[1] != groups[2]
-    found = group_entries(read_entries([str(plain), str(same), str(other)]))
-    assert [[entry.path for entry in group.entries] for group in found] == [[plain, same], [other]]
-
-
 # --- images that were trained on --------------------------------------------------------------------------------------
-
-
-def test_a_folder_within_the_one_trained_on_is_said_and_marked(tmp_path):
-    inner = class_folders(tmp_path / "all/inner")
-    run = subject(run_folder(tmp_path / "run", source=str(tmp_path / "all")))
-    assert knn(run, str(inner), k=(1,))["overlaps_training"]
-    apart = class_folders(tmp_path / "apart")
-    assert not knn(run, str(apart), k=(1,))["overlaps_training"]
 
 
 def test_images_that_a_run_held_out_are_not_trained_on(tmp_path):

@@ -9,16 +9,13 @@ import pytest
 import torch
 
 from supancl.evaluation import suite
-from supancl.evaluation.comparison import differences, overlap_warnings, rankings
 from supancl.evaluation.encoder import EvaluationOptions, SourceCache
 from supancl.evaluation.settings import FewShot as Episodes
-from supancl.evaluation.suite import Plan, data_key, run_suite
-from supancl.probes import FewShot, paired_difference
-from supancl.reports.tables import write_suite
+from supancl.evaluation.suite import Plan, differences, rankings, run_suite, table_warnings
 from supancl.runs.encoder_file import save_encoder
+from supancl.stats import episode_half_width
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluation.made import encoder, run_folder, subject
-from tests.files import archive, contents, noise
 from tests.tiny import Notes
 
 CPU = torch.device("cpu")
@@ -67,16 +64,6 @@ def counted(monkeypatch):
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
-
-
-def test_the_tasks_are_those_of_the_data_sets_that_are_there(root):
-    assert [(task.title, task.data) for task in small(root).tasks()] == [
-        ("knn", "pets"),
-        ("transfer", "pets"),
-        ("fewshot 3w1s", "omniglot"),
-        ("fewshot 3w2s", "omniglot"),
-    ]
-    assert [task.data for task in small(root, sets=("pets",)).tasks()] == ["pets", "pets"]
 
 
 def test_every_result_is_kept_with_its_conditions(root, tmp_path):
@@ -161,15 +148,6 @@ def test_what_changed_is_measured_again(root, tmp_path, counted):
     assert counted == ["fewshot"] * 4
 
 
-def test_the_key_of_arrays_is_that_of_their_own_file(tmp_path):
-    archive(tmp_path / "cifar10.npz")
-    before = data_key("cifar10", tmp_path)
-    (tmp_path / "notes.txt").write_text("nothing to do with it")
-    assert data_key("cifar10", tmp_path) == before
-    archive(tmp_path / "cifar10.npz", train_images=noise(7, 8, 8))
-    assert data_key("cifar10", tmp_path) != before
-
-
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
@@ -209,10 +187,7 @@ def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
     ]
     (gap,) = differences([*results, result("a", 10.0), result("b", 20.0)])
     mean = (episodes["a0"] + episodes["a1"]) / 2
-    expected = paired_difference(
-        *(FewShot(0.0, 0.0, tuple(each), 5, 1, 16, 0, (), "same") for each in (mean.tolist(), episodes["b0"].tolist()))
-    )
-    assert (gap["difference"], gap["interval"]) == pytest.approx(tuple(expected))
+    assert gap["interval"] == pytest.approx(episode_half_width(torch.from_numpy(mean - episodes["b0"])))
     assert gap["difference"] == pytest.approx((mean - episodes["b0"]).mean())
     assert (gap["runs"], gap["data"]) == ([2, 1], "omniglot")
     results[2]["drawn"] = "other"  # other episodes are not comparable
@@ -237,26 +212,8 @@ def test_a_column_that_somebody_was_trained_on_is_shown_and_ranks_nobody():
     assert tables[task].averages == (40.0, 50.0)
     assert tables["transfer"].average_ranks == (1.0, 2.0)  # another protocol has other images
     assert [gap["data"] for gap in differences(results)] == ["dtd"]
-    assert len(overlap_warnings(results)) == 1
-    assert overlap_warnings(results[1:]) == []
+    assert len(table_warnings(results)) == 1
+    assert table_warnings(results[1:]) == []
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_tables_as_files(root, tmp_path):
-    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in range(2)]
-    runs.append(run_folder(tmp_path / "<b>other", 0, loss__alpha=0.25))
-    found, _ = measured(runs, small(root), tmp_path / "out")
-    told = {"differences": differences(found.results), "failures": []}
-    write_suite(found.results, told, tmp_path / "out")
-    files = {path for path in contents(tmp_path / "out") if "/" not in path and "." in path}
-    tables = {
-        f"{name}.{suffix}"
-        for name in ("knn", "transfer", "fewshot-3w1s", "fewshot-3w2s")
-        for suffix in ("md", "tex", "csv")
-    }
-    assert files == tables | {"suite.json"}
-    content = json.loads((tmp_path / "out/suite.json").read_text())
-    assert len(content["results"]) == 12
-    assert "accuracies" not in content["results"][0]

@@ -1,19 +1,19 @@
 """How much an accuracy says: answers image by image, chance, the default k, what is not measurable."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from supancl.probes import (
     Features,
     accuracy,
-    knn_accuracy,
-    knn_leave_one_out,
     linear_probe,
     sgd_probe,
     transfer,
 )
-from supancl.probes.certainty import Answers, image_weights
-from supancl.probes.knn import default_k, knn_answers
+from supancl.probes.answers import Answers, image_weights
+from supancl.probes.knn import default_k
 from supancl.stats import wilson_interval
 from tests.probes.blobs import blobs
 
@@ -26,32 +26,6 @@ UNEQUAL = torch.tensor([0] * 6 + [1] * 2 + [5])
 def test_k_is_a_quarter_of_the_references_per_class_and_never_above_20(per_class: int, expected: int) -> None:
     labels = torch.arange(3).repeat_interleave(per_class)
     assert default_k(torch.cat([labels, torch.tensor([-1] * 50)])) == expected
-
-
-def test_k_follows_the_median_class_and_counts_what_leaving_one_out_leaves() -> None:
-    assert default_k(torch.tensor([0] * 1000 + [1] * 8 + [2] * 8)) == 2
-    assert (default_k(torch.arange(2).repeat(7)), default_k(torch.arange(2).repeat(7), leave_one_out=True)) == (2, 2)
-    assert (default_k(torch.arange(2).repeat(6)), default_k(torch.arange(2).repeat(6), leave_one_out=True)) == (2, 1)
-    assert default_k(torch.tensor([-1])) == 20
-
-
-def test_answers_of_k_nn_are_those_of_its_accuracy() -> None:
-    reference, queries = blobs(40, seed=0), blobs(30, seed=1)
-    for k, said in knn_answers(reference, queries, (1, 5)).items():
-        assert accuracy(said, queries.labels) == knn_accuracy(reference, queries, k)
-    everyone = knn_answers(reference, reference, (5,), leave_one_out=True)[5]
-    assert accuracy(everyone, reference.labels) == knn_leave_one_out(reference, 5)
-
-
-def test_leaving_one_out_may_add_references_that_are_not_tested() -> None:
-    tested, others = blobs(12, seed=0), blobs(9, seed=1)
-    everything = Features(torch.cat([tested.values, others.values]), torch.cat([tested.labels, others.labels]))
-    found = knn_answers(everything, tested, (3,), leave_one_out=True)[3]
-    for i in range(len(tested.labels)):
-        rest = [j for j in range(len(everything.labels)) if j != i]
-        alone = Features(tested.values[i : i + 1], tested.labels[i : i + 1])
-        naive = knn_answers(Features(everything.values[rest], everything.labels[rest]), alone, (3,))[3]
-        assert int(found[i]) == int(naive[0])
 
 
 def test_answers_of_every_classifier_are_those_of_its_accuracy() -> None:
@@ -79,7 +53,7 @@ def test_a_mean_per_class_counts_as_fewer_images_and_weighs_classes_equally() ->
     assert answers.weighted("mean-per-class") == pytest.approx(percent)
     assert answers.interval == wilson_interval(answers.value, 9)
     # the variance of a mean of three class accuracies, if all images were equally hard
-    effective, by_class = 9 / (1 / 6 + 1 / 2 + 1 / 1), answers._replace(metric="mean-per-class")
+    effective, by_class = 9 / (1 / 6 + 1 / 2 + 1 / 1), replace(answers, metric="mean-per-class")
     assert by_class.interval == pytest.approx(wilson_interval(by_class.value, effective))
     assert float(image_weights(UNEQUAL, "mean-per-class").mean()) == pytest.approx(1.0)
     wrong = Answers(torch.zeros(9, dtype=torch.bool), UNEQUAL, UNEQUAL)

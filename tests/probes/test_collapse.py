@@ -28,7 +28,6 @@ def test_the_measures_are_their_formulas(normalize: bool) -> None:
     assert found.nc2_norms == pytest.approx(norms.std() / norms.mean())
     assert found.nc2_angles == pytest.approx(cosines.std())
     assert found.nc2_simplex == pytest.approx(np.abs(cosines + 1 / 3).mean())
-    assert found.nc3 is None
     assert found.nc4 == pytest.approx(100 * (distances.argmin(1) != labels).mean())
     assert found.class_variance == pytest.approx(
         [((values[labels == c] - means[c]) ** 2).sum(1).mean() for c in range(4)]
@@ -86,26 +85,3 @@ def test_the_measures_are_those_of_whole_covariances(case: str) -> None:
     assert found.total == pytest.approx(expected["total"], rel=1e-9)
     assert found.effective_rank == pytest.approx(expected["effective_rank"], rel=tolerance)
     assert tuple(variance(features, normalize=False)) == pytest.approx((found.within, found.total), nan_ok=True)
-
-
-def test_collapsed_features_have_nothing_within_classes() -> None:
-    found = collapse(Features(torch.from_numpy(CLUSTERED), torch.arange(60) % 5), normalize=False)
-    assert (found.within, found.nc1, found.nc4) == pytest.approx((0, 0, 0), abs=1e-20)
-    assert found.effective_rank == pytest.approx(naive(CLUSTERED, np.arange(60) % 5)["effective_rank"], rel=1e-5)
-
-
-def test_a_classifier_gives_nc3_and_the_agreement_of_nc4() -> None:
-    features = blobs(80, classes=4, width=7)
-    values, labels = features.values.double(), features.labels
-    means = torch.stack([values[labels == c].mean(0) for c in range(4)])
-    centred = means - values.mean(0)
-    own = collapse(features, normalize=False, weights=3.0 * centred)
-    assert own.nc3 == pytest.approx(0, abs=1e-12)
-    bias = -0.5 * means.square().sum(1)
-    assert collapse(features, normalize=False, weights=means, bias=bias).nc4 == 0
-    other = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
-    found = collapse(features, normalize=False, weights=other)
-    gap = other.double() / other.double().norm() - centred / centred.norm()
-    assert found.nc3 == pytest.approx(float(gap.square().sum()))
-    nearest = torch.cdist(values, means).argmin(1)
-    assert found.nc4 == pytest.approx(100 * float((nearest != (values @ other.double().T).argmax(1)).double().mean()))

@@ -9,10 +9,8 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
-from supancl.errors import BadInput
-from supancl.probes import Features, few_shot, paired_difference, sample_episodes
+from supancl.probes import Features, few_shot, sample_episodes
 from supancl.probes.fewshot import dual_logistic
-from tests.files import mentions
 from tests.probes.blobs import blobs
 
 
@@ -56,17 +54,6 @@ def test_the_coefficients_are_the_optimum_of_the_written_objective() -> None:
 
             best = minimize(objective, np.zeros(5), tol=1e-12)
             assert rows.T @ found[episode, way].numpy() == pytest.approx(best.x, abs=1e-5)
-
-
-@pytest.mark.parametrize("scale", [1e3, 1e5])
-def test_classifiers_of_huge_features_converge_by_shorter_steps(scale: float) -> None:
-    points = scale * torch.randn(4, 10, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    sign = 2 * torch.eye(2, dtype=torch.float64).repeat_interleave(5, 1) - 1
-    kernel = points @ points.mT + 1
-    found = dual_logistic(kernel, sign)
-    scores = found @ kernel
-    at_most = 1e-6 * found.abs().amax(-1, keepdim=True)  # of each: they are smaller than 1 / scale^2
-    assert bool(((found - sign * torch.sigmoid(-sign * scores)).abs() <= at_most).all())
 
 
 def test_episodes_are_distinct_images_of_distinct_classes() -> None:
@@ -147,35 +134,3 @@ def test_queries_are_filled_with_replacement_as_a_loop_over_the_classes_does() -
     shorter = sample_episodes(labels, 3, 5, 16, 310, fill_queries=True)
     assert torch.equal(shorter.query, filled.query[:310])
     assert sample_episodes(torch.arange(40) % 5, 3, 5, 16, 4, fill_queries=True).query.shape == (4, 3, 16)  # all small
-
-
-def test_paired_differences_have_their_own_interval() -> None:
-    good, bad = blobs(200, classes=8, noise=0.9), blobs(200, classes=8, noise=0.9)
-    noise = torch.randn(bad.values.shape, generator=torch.Generator().manual_seed(5))
-    bad = Features(bad.values + 0.5 * noise, bad.labels)
-    a, b = few_shot(good, 5, 2, episodes=100), few_shot(bad, 5, 2, episodes=100)
-    difference = paired_difference(a, b)
-    by_hand = np.array(a.accuracies) - np.array(b.accuracies)
-    assert difference.mean == pytest.approx(a.mean - b.mean)
-    assert difference.interval == pytest.approx(1.96 * by_hand.std() / 10)
-    assert difference.interval < np.hypot(a.interval, b.interval)
-    with pytest.raises(BadInput, match=mentions("different episodes")):
-        paired_difference(a, few_shot(bad, 5, 2, episodes=100, seed=1))
-
-
-def test_a_query_that_a_small_class_lacks_is_never_right() -> None:
-    values, labels = torch.tensor([[0.0, 9.0]] * 3 + [[9.0, 0.0]] * 10), torch.tensor([0] * 3 + [1] * 10)
-    found = few_shot(Features(values, labels), ways=2, shots=1, queries=8, episodes=5)
-    assert found.queries_used == (2, 8)
-    assert found.accuracies == (100.0,) * 5
-
-
-def test_unit_length_is_that_of_unit_features_and_another_seed_fills_otherwise() -> None:
-    features = blobs(60, width=6, noise=1.5)
-    scaled = Features(features.values * torch.arange(1, 61)[:, None], features.labels)
-    unit = Features(torch.nn.functional.normalize(scaled.values, dim=1), scaled.labels)
-    settings = {"ways": 3, "shots": 2, "queries": 4, "episodes": 20}
-    assert few_shot(scaled, **settings, normalize=True).accuracies == few_shot(unit, **settings).accuracies
-    small = torch.arange(3).repeat_interleave(4)
-    first, second = (sample_episodes(small, 3, 2, 8, 1, seed, True).query for seed in (0, 1))
-    assert not torch.equal(first.sort(-1).values, second.sort(-1).values)

@@ -1,6 +1,5 @@
 """The two probes against scikit-learn and against SGD written out."""
 
-import inspect
 import json
 import math
 
@@ -10,18 +9,8 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
 from supancl.probes import Features, linear_probe, sgd_probe
-from supancl.probes.linear import halve, hold_out
-from supancl.probes.sgd import shuffle_epochs
+from supancl.probes.features import hold_out, stratified_folds
 from tests.probes.blobs import blobs
-
-
-def test_the_held_out_part_is_stratified_and_reproducible() -> None:
-    labels = torch.cat([torch.full((40,), 3), torch.full((11,), 5), torch.full((2,), 9)])
-    held = hold_out(labels, 0.1, seed=4)
-    assert {name: int(held[labels == name].sum()) for name in (3, 5, 9)} == {3: 4, 5: 1, 9: 1}
-    assert torch.equal(held, hold_out(labels, 0.1, seed=4))
-    assert not torch.equal(held, hold_out(labels, 0.1, seed=5))
-    assert int(hold_out(labels, 0.9)[labels == 9].sum()) == 1  # never all of a class
 
 
 def best_of(scores: dict[float, float], images: int) -> float:
@@ -85,7 +74,8 @@ def test_other_features_choose_and_then_are_fitted_too() -> None:
 def test_of_halves_each_has_the_weight_that_is_best_on_the_other() -> None:
     train, test = blobs(60, noise=2.0), blobs(201, noise=2.0, seed=1)
     found = linear_probe(train, test, "halves", WEIGHTS)
-    half, right = halve(test.labels), {w: fitted_by_scikit_learn(train, train, w, test) for w in WEIGHTS}
+    half = stratified_folds(test.labels, 2) == 0
+    right = {w: fitted_by_scikit_learn(train, train, w, test) for w in WEIGHTS}
     expected = torch.zeros(201, dtype=torch.bool)
     for mine, weight in zip((half, ~half), found.weight_by_half, strict=True):
         counts = {each: int(right[each][~mine].sum()) for each in WEIGHTS}
@@ -100,8 +90,8 @@ def test_of_halves_each_has_the_weight_that_is_best_on_the_other() -> None:
 def test_no_image_chooses_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong labels in one half change the weight of the other half alone."""
     train, test = blobs(60, noise=2.0), blobs(200, noise=2.0, seed=1)
-    half = halve(test.labels)
-    monkeypatch.setattr("supancl.probes.linear.halve", lambda *_: half)
+    half = stratified_folds(test.labels, 2) == 0
+    monkeypatch.setattr("supancl.probes.linear.stratified_folds", lambda *_: (~half).long())
     wrong = Features(test.values, torch.where(half, (test.labels + 1) % 4, test.labels))
     before, after = (linear_probe(train, each, "halves", WEIGHTS) for each in (test, wrong))
     assert before.weight_by_half[0] == after.weight_by_half[0]
@@ -131,17 +121,6 @@ def test_the_best_ridge_is_not_at_the_edge_of_the_grid() -> None:
     assert found.weights[0] < found.weight < found.weights[-1]
 
 
-def test_classes_of_one_image_are_fitted_and_choose_nothing() -> None:
-    train, test = blobs(61, classes=4), blobs(40, classes=4)
-    train = Features(train.values[1:], torch.where(train.labels[1:] > 0, train.labels[1:], 1))
-    train.labels[0] = 0
-    for choose in (None, "halves", Features(*(part[1:4] for part in test))):
-        found = linear_probe(train, test, choose)
-        assert found.classes == 4
-        assert found.accuracy > 50
-    assert not bool(hold_out(train.labels)[0])
-
-
 def test_test_images_may_lack_a_class_and_those_of_unknown_classes_are_wrong() -> None:
     train, test = blobs(80), blobs(90, seed=1)
     some = test.labels != 2
@@ -151,16 +130,6 @@ def test_test_images_may_lack_a_class_and_those_of_unknown_classes_are_wrong() -
     unknown = Features(test.values, torch.where(some, test.labels, 9))
     found = linear_probe(train, unknown, weights=(1.0,))
     assert found.accuracy == pytest.approx(100 * float((right & some).sum()) / 90)
-
-
-def test_the_papers_probe_drops_its_rate_at_60_and_80_epochs() -> None:
-    defaults = inspect.signature(sgd_probe).parameters
-    assert [defaults[name].default for name in ("epochs", "batch_size", "lr", "milestones")] == [
-        100,
-        256,
-        30.0,
-        (60, 80),
-    ]
 
 
 def test_the_sgd_probe_is_sgd_written_out() -> None:
@@ -186,17 +155,3 @@ def test_the_sgd_probe_is_sgd_written_out() -> None:
     expected = 100 * float(((test.values @ weight.T + bias).argmax(1) == test.labels).double().mean())
     assert found.accuracy == pytest.approx(expected)
     assert json.loads(json.dumps(found.to_json()))["epochs"] == 6
-
-
-def test_epochs_from_a_function_are_the_cached_ones_if_they_are_equal() -> None:
-    train, test = blobs(70), blobs(50, seed=1)
-    settings = {"epochs": 4, "batch_size": 16, "lr": 1.0, "seed": 2}
-    cached = sgd_probe(train, test, **settings)
-    asked = []
-
-    def epochs(epoch: int):
-        asked.append(epoch)
-        return shuffle_epochs(train, 16, 2)(epoch)
-
-    assert sgd_probe(epochs, test, classes=4, **settings) == cached
-    assert asked == [0, 1, 2, 3]

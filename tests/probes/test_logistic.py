@@ -7,11 +7,9 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 
 from supancl.probes import Features
+from supancl.probes.linear import Standardized
 from supancl.probes.logistic import (
-    LbfgsMemory,
     Problem,
-    principal_axes,
-    rotate,
     solve,
     solve_path,
 )
@@ -40,8 +38,8 @@ def minimum(values: torch.Tensor, labels: torch.Tensor, classes: int, weight: fl
 
 
 def rotated(features, dtype=torch.float64, classes=4):
-    axes = principal_axes(features.values, dtype)
-    return Problem(rotate(features.values, axes), features.labels, classes), axes
+    space = Standardized(features.values, dtype, scales=False)
+    return Problem(space.rows(features.values, dtype), features.labels, classes), space.axes
 
 
 @pytest.mark.parametrize("shape", [(60, 6), (12, 30)], ids=["more images", "more features"])
@@ -57,18 +55,6 @@ def test_the_optimum_is_that_of_scipy(shape: tuple[int, int], weight: float) -> 
     assert found.residual <= 1e-6
 
 
-def test_the_residual_bounds_the_distance_from_the_optimum() -> None:
-    features = blobs(80)
-    problem, _ = rotated(features)
-    best = solve(problem, 0.05, tolerance=1e-9)
-    for tolerance in (0.5, 0.05, 0.005):
-        rough = solve(problem, 0.05, tolerance=tolerance)
-        size = float(rough.parameters.norm())
-        assert rough.residual <= tolerance
-        assert float((rough.parameters - best.parameters).norm()) <= rough.residual * size
-        assert rough.penalized_loss - best.penalized_loss <= rough.residual**2 * 0.05 * size**2 + 1e-9
-
-
 def test_a_path_holds_the_optima_of_its_weights_in_float32() -> None:
     features = blobs(200, noise=0.5)
     problem, _ = rotated(features, torch.float32)
@@ -79,18 +65,6 @@ def test_a_path_holds_the_optima_of_its_weights_in_float32() -> None:
     for solution in found:
         best = solve(exact, solution.weight, tolerance=1e-6)
         assert solution.penalized_loss == pytest.approx(best.penalized_loss, rel=1e-4)
-
-
-def test_separable_features_at_a_tiny_weight_keep_their_digits_in_float32() -> None:
-    features = blobs(80, width=40, noise=0.3)
-    problem, _ = rotated(features, torch.float32)
-    exact, _ = rotated(features)
-    *_, last = solve_path(problem, [10.0**power for power in range(-8, 3)], tolerance=0.02)
-    best = solve(exact, 1e-8, tolerance=1e-5, max_iterations=5000)
-    assert last.weight == 1e-8
-    assert last.residual <= 0.02
-    assert last.penalized_loss == pytest.approx(best.penalized_loss, rel=1e-3)
-    assert torch.equal((last.parameters @ problem.rows.T).argmax(0), features.labels)
 
 
 def test_a_solution_that_ran_out_of_iterations_far_from_its_optimum_says_so() -> None:
@@ -142,13 +116,3 @@ def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
     direction = torch.randn(parameters.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     product = problem.hessian_product(found.residual, direction).flatten()
     torch.testing.assert_close(product, hessian @ direction.flatten())
-
-
-def test_the_memory_holds_the_curvature_at_the_weight_it_was_moved_to() -> None:
-    """Of a quadratic loss with curvature 3: the gradient changes by (3 + 2 weight) times the step."""
-    step = torch.tensor([1.0, -2.0])
-    memory = LbfgsMemory(weight=0.5)
-    memory.add(step, 3 * step)
-    assert torch.equal(memory.changes[0], 4 * step)
-    memory.move(2.0, factor=0.5)
-    assert torch.equal(memory.changes[0], (0.5 * 3 + 2 * 2.0) * step)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from supancl.probes import Features, collapse, few_shot, knn_accuracy, knn_leave_one_out, linear_probe, transfer
+from supancl.probes.answers import mean_average_precision
 from supancl.probes.knn import knn_answers
-from supancl.probes.precision import mean_average_precision
 from tests.probes.blobs import blobs
 from tests.probes.test_several_labels import CLASSES, several
 

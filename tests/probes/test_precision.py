@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from supancl.probes.precision import average_precision, bootstrap_precision, draw_counts, mean_average_precision
+from supancl.probes.answers import average_precision, bootstrap_precision, draw_counts, mean_average_precision
 
 
 @pytest.mark.parametrize("levels", [5, 10_000])
@@ -54,15 +54,3 @@ def test_a_draw_is_the_mean_average_precision_of_the_images_that_it_has():
     for number in range(30):
         rows = torch.repeat_interleave(torch.arange(20), counts[:, number].long())
         assert float(draws[number]) == pytest.approx(mean_average_precision(scores[rows], targets[rows]))
-
-
-def test_draws_are_the_same_in_every_call_and_no_two_are_alike():
-    first, second = (torch.cat(list(draw_counts(50, draws=250)), 1) for _ in range(2))
-    assert torch.equal(first, second)
-    assert first.shape == (50, 250)
-    assert len(torch.unique(first, dim=1).T) == 250
-
-
-def test_a_class_without_a_positive_image_has_no_precision():
-    for kind in ("area", "11-point"):
-        assert math.isnan(average_precision(torch.rand(5), torch.zeros(5, dtype=torch.bool), kind))

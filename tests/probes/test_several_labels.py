@@ -14,21 +14,18 @@ from sklearn.multiclass import OneVsRestClassifier
 
 from supancl.data.labels import pairs_from_matrix
 from supancl.probes import Features, linear_probe, transfer
-from supancl.probes.certainty import ClassScores
+from supancl.probes.answers import ClassScores, mean_average_precision
 from supancl.probes.classifiers import (
+    Calibration,
     KnnClassifier,
     RankedClasses,
     fit_linear_classifier,
-    fit_temperature,
     mean_f1,
     platt_scaling,
-    rank_classes,
 )
-from supancl.probes.knn import knn_answers, knn_predict
-from supancl.probes.linear import LinearClassifier, hold_out
-from supancl.probes.logistic import OneVsRest, append_ones, solve
-from supancl.probes.newton import polish
-from supancl.probes.precision import mean_average_precision
+from supancl.probes.features import hold_out
+from supancl.probes.knn import knn_answers
+from supancl.probes.logistic import OneVsRest, append_ones, polish, solve
 
 CLASSES = 4
 
@@ -174,15 +171,6 @@ def test_neighbours_divide_their_votes_among_their_classes():
             np.testing.assert_allclose(found[k][row].numpy(), votes / votes.sum(), rtol=1e-4, atol=1e-7)
 
 
-def test_with_one_label_the_highest_score_is_the_vote_of_one_label():
-    labels = torch.arange(60) % CLASSES
-    values = several(60).values
-    one = Features(values, labels, pairs_from_matrix(np.eye(CLASSES)[labels.numpy()], 16, str, range(CLASSES)))
-    queries = several(30, seed=1)
-    scores = knn_answers(one, queries, (5,), classes=CLASSES)[5]
-    assert torch.equal(scores.argmax(1), knn_predict(Features(values, labels), queries.values, k=5))
-
-
 # --- the figure -------------------------------------------------------------------------------------------------------
 
 
@@ -244,14 +232,6 @@ def test_the_mean_f1_is_scikit_learns():
     assert found.low < found.mean < found.high
 
 
-def test_labels_are_those_from_the_threshold_on_and_always_one():
-    classifier = LinearClassifier(torch.eye(3), torch.zeros(3))
-    ranked = rank_classes(classifier, torch.tensor([[2.0, 1.0, -2.0], [-3.0, -1.0, -2.0]]), 3, 2)
-    assert ranked.labels.tolist() == [[0, 1], [1, -1]]
-    assert ranked.confidence.tolist() == pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
-    assert rank_classes(classifier, torch.empty(0, 3), 3, 2).labels.shape == (0, 2)
-
-
 def test_platts_scaling_is_scikit_learns():
     random = np.random.default_rng(3)
     logits = random.normal(0, 1e-3, (200, 2))
@@ -267,9 +247,9 @@ def test_platts_scaling_is_scikit_learns():
 def test_a_class_without_a_reference_is_never_listed_and_probabilities_are_frequencies():
     train, test = made(400, 4), made(300, 5)
     classifier, ridge = fit_linear_classifier(train, made(0, 0), 4)
-    assert ridge.chosen_on == "none"
+    assert ridge["ridge_chosen_on"] == "none"
     logits = classifier.logits(test.values)
-    temperature = fit_temperature(logits[:, :3], test.targets(4)[:, :3])
+    temperature = Calibration(logits[:, :3], test.targets(4)[:, :3]).temperature
     assert 0.5 < temperature < 2
     probability = (logits / temperature).sigmoid()
     assert float(probability[:, 3].max()) == 0

@@ -61,18 +61,3 @@ def test_equal_scores_choose_the_smallest_weight_and_the_report_is_json() -> Non
     assert found.weight == min(w for w, score in zip(found.weights, found.validation, strict=True) if score == best)
     assert json.loads(json.dumps(found.to_json()))["images"] == [40, 20, 20]
     assert found.residual <= 1e-3
-
-
-def test_the_weights_are_the_protocols() -> None:
-    assert len(WEIGHTS) == 45
-    assert list(WEIGHTS) == pytest.approx(torch.logspace(-6, 5, 45, dtype=torch.float64).tolist())
-
-
-def test_labels_need_not_be_consecutive_and_the_unlabelled_are_ignored() -> None:
-    train, validation, test = blobs(60), blobs(30, seed=1), blobs(30, seed=2)
-    plain = transfer(train, validation, test, weights=WEIGHTS[20:30])
-    spread = [Features(split.values, 10 * split.labels + 3) for split in (train, validation, test)]
-    spread[0] = Features(
-        torch.cat([spread[0].values, torch.randn(5, 6)]), torch.cat([spread[0].labels, torch.full((5,), -1)])
-    )
-    assert transfer(*spread, weights=WEIGHTS[20:30]) == plain

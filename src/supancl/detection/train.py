@@ -37,8 +37,8 @@ from supancl.detection.scenes import (
 from supancl.detection.test import SCORES, Detections, coco_evaluator, coco_scores, detect, recompute_norm_statistics
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, NonFinite
-from supancl.evaluation.feature_cache import encoder_key
-from supancl.evaluation.rows import Row
+from supancl.evaluation.encoder import encoder_key
+from supancl.evaluation.results import Row
 from supancl.files import is_as_written, read_text, write_sealed_json
 from supancl.reporter import Reporter
 from supancl.runs.encoder_file import SCHEMA_VERSION

@@ -1,33 +1,33 @@
-"""Labels that look wrong, images that are there twice, and images unlike all others, among all images of a source."""
+"""Labels that look wrong, images that are there twice, and images unlike all others, among all images of a source.
+
+Pairs of duplicates are proposed by small copies of the pixels and by the encoder's features, and confirmed by the
+pixels. So the search does not depend on how good the encoder is.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.data.labels import with_leaf_labels
 from supancl.data.splits import Data, Source, Split
+from supancl.data.store.memory import Batch
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
-from supancl.evaluation.duplicates import DuplicatePair, find_duplicates, read_pixels
-from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.overlap import is_run_source, shares_images
-from supancl.evaluation.sources import mask_held_out, prepare_run_data, read_source, spec_for
-from supancl.probes import Features
+from supancl.evaluation.data import mask_held_out, prepare_run_data, read_source, spec_for
+from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, shares_images
 from supancl.probes.classifiers import UNLIKE_QUANTILE
-from supancl.probes.knn import DEFAULT_K, Neighbours, default_k
-from supancl.probes.label_scores import (
-    LabelScores,
-    WrongShare,
-    judged_rows,
-    label_scores,
-    other_neighbours,
-    share_of_wrong_labels,
-)
+from supancl.probes.features import Features
+from supancl.probes.knn import DEFAULT_K, Neighbours, default_k, neighbours
+from supancl.probes.label_scores import LabelScores, WrongShare, judged_rows, label_scores, share_of_wrong_labels
+from supancl.reporter import report_to, track
 
 HELD_OUT = "held-out"
 NEIGHBOURS_SHOWN = 8
@@ -35,6 +35,23 @@ OUTLIER_NEIGHBOUR = 5  # an outlier is far even from its fifth neighbour: a copy
 OUTLIER_FACTOR = 1.5  # times the median distance
 LEAST_LEAD = 0.65  # of 20% wrong labels of CIFAR-100, 92 to 94% of the suspects with this lead were wrong
 LEAST_LOOK = 20  # suspects to look at, however small their lead
+SIDE = 16  # of the small copies that confirm a pair of duplicates
+SEARCH_SIDE = 8  # of those that propose pairs
+PROPOSED = 4  # per image by the pixels, and as many by the features
+MAX_RELATIVE = 0.25  # difference of the small copies, relative to their contrast
+MAX_LEVELS = 20.0  # and at most so many of 255 levels: both root mean squares
+MIN_CONTRAST = 4.0  # levels: a flatter image has nothing to compare
+IMAGES_AT_A_TIME = 256
+PAIRS_AT_A_TIME = 8192
+
+
+class DuplicatePair(NamedTuple):
+    """Rows of two images, the first one earlier; and the root mean square of their difference in levels of 255."""
+
+    first: int
+    second: int
+    kind: Literal["same pixels", "near", "mirrored"]
+    difference: float
 
 
 class AuditedImages(NamedTuple):
@@ -110,31 +127,22 @@ def audit_labels(
     """
     if evaluated.encoder.spec.name == "linear":
         raise BadInput(f"{evaluated.location} is an encoder of vectors, and an audit shows images; name another one")
-    spec, device, progress = spec_for(evaluated, data), evaluated.options.device, evaluated.reporter.on_progress
+    spec, device, recipe = spec_for(evaluated, data), evaluated.options.device, evaluated.recipe
     source = read_source(evaluated, spec, view)
-    images = list_images(evaluated, source, " + ".join(spec.all_sources), data)
-    is_judged = judged_rows(images.labels)
+    images = list_images(evaluated, source, spec.location, data)
+    is_judged, splits = judged_rows(images.labels), list(images.splits.values())
     if len(torch.unique(images.labels[is_judged])) < 2:
         raise BadInput(f"{images.source}: needs two classes with two labelled images each; name other data")
-    splits = list(images.splits.values())
     values = torch.cat([evaluated.features(split, view).values for split in splits])
-    everyone = Features(values.to(device), torch.zeros(len(values), dtype=torch.long))  # labelled or not
-    count = min(max(NEIGHBOURS_SHOWN, DEFAULT_K if k is None else k), len(values) - 1)
-    matches = other_neighbours(everyone, count, progress)
-    scores = label_scores(
-        Features(values, images.labels),
-        default_k(images.labels, leave_one_out=True) if k is None else k,
-        seed=seed,
-        device=device,
-        progress=progress,
-        matches=matches if len(is_judged) == len(images.labels) else None,
-    )
-    duplicates = find_duplicates(read_pixels(splits, progress), matches.rows, progress)
-    suspects, outliers = list_suspects(scores), find_outliers(matches)
-    wrong = share_of_wrong_labels(scores)
+    with report_to(evaluated.reporter):
+        count = min(max(NEIGHBOURS_SHOWN, k or DEFAULT_K), len(values) - 1)
+        matches = nearest_others(values.to(device), count)
+        known = matches if len(is_judged) == len(images.labels) else None
+        k = default_k(images.labels, leave_one_out=True) if k is None else k
+        scores = label_scores(Features(values, images.labels), k, seed, device, known)
+        duplicates = find_duplicates(*read_pixels(splits), matches.rows)
+    suspects, outliers, wrong = list_suspects(scores), find_outliers(matches), share_of_wrong_labels(scores)
     share = wrong if wrong is not None and wrong.is_reliable else None
-    recipe = evaluated.recipe
-    clear = sum(suspect.leads_by(LEAST_LEAD) for suspect in suspects)
     summary = {
         "encoder": evaluated.location,
         "data": images.source,
@@ -145,12 +153,12 @@ def audit_labels(
         "k": scores.k,
         "seed": seed,
         "suspects": len(suspects),
-        "look_first": min(len(suspects), max(clear, LEAST_LOOK)),
+        "look_first": min(len(suspects), max(sum(each.leads_by(LEAST_LEAD) for each in suspects), LEAST_LOOK)),
         "wrong_percent": None if share is None else share.percent.mean,
-        "wrong_interval": None if share is None else [share.percent.low, share.percent.high],
+        "wrong_interval": None if share is None else list(share.percent[1:]),
         "wrong_counted_on": None if share is None else share.images,
         "agreement": None if wrong is None else wrong.agreement.mean,
-        "agreement_interval": None if wrong is None else [wrong.agreement.low, wrong.agreement.high],
+        "agreement_interval": None if wrong is None else list(wrong.agreement[1:]),
         # the encoder has seen these labels in training, so that its features may agree with wrong ones
         "trained_on_these_labels": recipe is not None
         and recipe.loss.supervised
@@ -164,6 +172,11 @@ def audit_labels(
     }
     shown = matches.rows[:, :NEIGHBOURS_SHOWN].cpu()
     return Audit(images, suspects, duplicates, outliers, shown, wrong, len(scores.labels), summary)
+
+
+def nearest_others(values: Tensor, k: int) -> Neighbours:
+    """The k nearest of the other images, labelled or not."""
+    return neighbours(Features(values, torch.zeros(len(values))), values, k, leave_one_out=True)
 
 
 def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requested: str | None) -> AuditedImages:
@@ -181,14 +194,9 @@ def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requeste
     if run_data is not None:
         is_held_out = iter(mask_held_out(source, run_data).tolist())
         split_names = [HELD_OUT if each == "train" and next(is_held_out) else each for each in split_names]
-    with_noise = has_label_noise(evaluated, requested)
+    with_noise = has_label_noise(evaluated, requested) and run_data is not None
     if with_noise and run_data is not None:
         labels["train"] = _labels_in_training(splits["train"], source.classes, run_data)
-    elif with_noise:
-        evaluated.reporter.warn(
-            f"{name}: which labels data.label_noise made wrong is not known; those of {name} are judged"
-        )
-        with_noise = False
     all_labels = torch.cat(list(labels.values()))
     return AuditedImages(name, splits, names, all_labels, by_leaf.classes, split_names, source.has_files, with_noise)
 
@@ -257,3 +265,90 @@ def describe(audit: Audit) -> list[str]:
     if summary["trained_on_these_labels"]:
         lines.append("the encoder was trained with these labels and may have learned wrong ones, which it then misses")
     return lines
+
+
+# --- duplicates -------------------------------------------------------------------------------------------------------
+
+
+def read_pixels(splits: Sequence[Split]) -> tuple[Tensor, list[bytes]]:
+    """A small copy (N, C, 16, 16) of every image, uint8, and a digest of its full pixels; one split after the other."""
+    small, digests = [], list[bytes]()
+    parts = [(split, part) for split in splits for part in torch.arange(len(split)).split(IMAGES_AT_A_TIME)]
+    for split, positions in track(parts, "reading pixels"):
+        batch = split.batch(positions)
+        small.append(shrink_batch(batch))
+        for row in range(len(batch.pixels)):
+            array = np.ascontiguousarray(batch.image(row).cpu().numpy())
+            digests.append(hashlib.blake2b(f"{array.shape}".encode() + array.tobytes(), digest_size=16).digest())
+    return torch.cat(small), digests
+
+
+def shrink_batch(batch: Batch) -> Tensor:
+    """(B, C, 16, 16) means of the pixels, rounded to uint8; images are squeezed to a square."""
+    if batch.sizes is None:
+        pooled = F.adaptive_avg_pool2d(batch.pixels.float(), SIDE)
+    else:
+        images = (batch.image(row).float() for row in range(len(batch.pixels)))
+        pooled = torch.stack([F.adaptive_avg_pool2d(image, SIDE) for image in images])
+    return pooled.round().to(torch.uint8).cpu()
+
+
+def find_duplicates(
+    small: Tensor, digests: Sequence[bytes], feature_neighbours: Tensor | None = None
+) -> list[DuplicatePair]:
+    """Pairs of equal and nearly equal images, sorted by their rows.
+
+    Of several images with the same pixels, each is paired with the first one, and only the first one with others.
+    `feature_neighbours` (N, k) are the rows of each image's nearest neighbours in the encoder's features.
+    """
+    first_rows: dict[bytes, int] = {}
+    original = torch.tensor([first_rows.setdefault(digest, row) for row, digest in enumerate(digests)])
+    pairs = [DuplicatePair(int(original[row]), row, "same pixels", 0.0) for row in range(len(digests))]
+    pairs = [pair for pair in pairs if pair.first != pair.second]
+    distinct = torch.tensor(sorted(first_rows.values()))
+    proposed = [torch.empty(0, 2, dtype=torch.long)]
+    if len(distinct) > 1:
+        matches = nearest_others(_mirror_free(small[distinct]), min(PROPOSED, len(distinct) - 1))
+        proposed.append(_pair(distinct, matches.rows))
+    if feature_neighbours is not None:
+        proposed.append(_pair(original, feature_neighbours[:, :PROPOSED].cpu()))
+    candidates = torch.cat(proposed).sort(1).values.unique(dim=0)
+    pairs += _confirm(small, candidates[candidates[:, 0] != candidates[:, 1]])
+    return sorted(pairs)
+
+
+def _pair(rows: Tensor, neighbours: Tensor) -> Tensor:
+    """(P, 2): each row with its neighbours."""
+    return torch.stack([rows[:, None].expand_as(neighbours), rows[neighbours]], 2).flatten(0, 1)
+
+
+def _mirror_free(small: Tensor) -> Tensor:
+    """Features of the pixels, equal for a mirror image: the mirror-even part and the size of the odd part."""
+    coarse = F.avg_pool2d(small.float(), SIDE // SEARCH_SIDE)
+    coarse -= coarse.mean((2, 3), keepdim=True)
+    even, odd = coarse + coarse.flip(3), coarse - coarse.flip(3)
+    half = SEARCH_SIDE // 2  # the other half repeats it
+    return torch.cat([even[..., :half].flatten(1), odd[..., :half].abs().flatten(1)], 1)
+
+
+def _confirm(small: Tensor, candidates: Tensor) -> list[DuplicatePair]:
+    """The candidates whose small copies agree, as they are or mirrored."""
+    pairs: list[DuplicatePair] = []
+    for block in candidates.split(PAIRS_AT_A_TIME):
+        first, second = small[block[:, 0]].float(), small[block[:, 1]].float()
+        contrast = torch.minimum(_contrast(first), _contrast(second))
+        unmirrored = (first - second).square().mean((1, 2, 3)).sqrt()
+        mirrored = (first - second.flip(3)).square().mean((1, 2, 3)).sqrt()
+        difference = torch.minimum(unmirrored, mirrored)
+        is_near = (difference <= MAX_RELATIVE * contrast) & (difference <= MAX_LEVELS) & (contrast >= MIN_CONTRAST)
+        for row in is_near.nonzero()[:, 0].tolist():
+            is_mirrored = bool(unmirrored[row] > mirrored[row])
+            first_row, second_row = block[row].tolist()
+            kind: Any = "mirrored" if is_mirrored else "near"
+            pairs.append(DuplicatePair(first_row, second_row, kind, float(difference[row])))
+    return pairs
+
+
+def _contrast(images: Tensor) -> Tensor:
+    """Root mean square around the mean colour: two pictures of blue water have little to compare."""
+    return (images - images.mean((2, 3), keepdim=True)).square().mean((1, 2, 3)).sqrt()

@@ -1,8 +1,12 @@
-"""The encoder to evaluate: its features, and the run folder for its results."""
+"""The encoder to evaluate: its features, which are cached on disk, the run it is of, and what that was trained on."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import os
+import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,34 +15,48 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
-from supancl.core.encoders import PROJECTOR, Encoder
+from supancl.config import to_json
+from supancl.core.encoders import PROJECTOR, Encoder, EncoderSpec
 from supancl.core.precision import pick_device
 from supancl.data.opening import is_same_source
 from supancl.data.splits import Source, Split, read_content
+from supancl.data.store.cache import FEATURES_FOLDER, cache_root
 from supancl.data.views.evaluation import View
-from supancl.data.views.specs import Crops
 from supancl.errors import BadInput
-from supancl.evaluation.feature_cache import FeatureCache, encoder_key, weights_key
-from supancl.evaluation.naming import group_of, result_name, short_digest, source_of
-from supancl.files import read_json
-from supancl.probes import Features, embed
-from supancl.probes.certainty import Judgement
+from supancl.evaluation.results import group_of, result_name, short_digest, source_of
+from supancl.files import (
+    check_regular,
+    make_inner_folder,
+    read_json,
+    reason,
+    remove_left_over_files,
+    write_atomically,
+)
+from supancl.probes.answers import Measured
+from supancl.probes.features import Features, embed
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter, current_reporter
 from supancl.runs.encoder_file import load_projector
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import open_encoder
 
+CACHE_VERSION = 4  # of features that are kept: 4 since images are known by their checksums
+MOST_BYTES = 20e9  # of cached features; above it the least recently used are removed
+EQUAL_BY_CHANCE = 0.01  # fraction of images whose checksums of 32 bits may be equal though their pixels are not
 
+
+@dataclass
 class SourceCache:
     """Keeps the source that was read last: the next protocol or encoder often needs the same one."""
 
-    def __init__(self) -> None:
-        self.key: Hashable = None
-        self.source: Source | None = None
-        self.warned: set[str] = set()  # warnings that are not repeated
-        self.answers: dict[Hashable, Judgement] = {}  # of baselines that several encoders share
+    key: Hashable = None
+    source: Source | None = None
+    warned: set[str] = field(default_factory=set)  # warnings that are not repeated
+    answers: dict[Hashable, Measured] = field(default_factory=dict)  # of baselines that several encoders share
 
     def get(self, key: Hashable, read: Callable[[], Source]) -> Source:
         if self.source is None or key != self.key:
@@ -59,9 +77,8 @@ class EvaluationOptions:
     skip_bad_images: bool = False
     partial: bool = False
     columns: str = ""  # of a .csv that is not the run's
-    baselines: bool = False  # compare with random weights and with the run's start
-    cross_validate: bool = False  # if few images are held out
-    sources: SourceCache | None = field(default=None, compare=False, repr=False)  # None: sources are not cached
+    baselines: bool = False  # compare with random weights and the run's start; cross-validate if few are held out
+    sources: SourceCache = field(default_factory=SourceCache, compare=False, repr=False)
 
     def describe(self, view: View, **more: str) -> str:
         return json.dumps({"layer": self.layer, "normalize": self.normalize, "view": view, **more}, sort_keys=True)
@@ -75,7 +92,6 @@ class EvaluatedEncoder:
         self.reporter = reporter
         folder = RunFolder(Path(location))
         self.run = folder if folder.has_run else None
-        self.feature_cache = FeatureCache() if options.cache_features else None
 
     @cached_property
     def weights(self) -> str:
@@ -121,47 +137,33 @@ class EvaluatedEncoder:
 
     def features(self, split: Split, view: View = "margin") -> Features:
         """The features of every image of a split, from the cache if possible."""
-        cache, path = self.feature_cache, None
-        if cache is not None and len(split):
-            path = cache.path(self.weights, split, self.options.describe(view, **self.projector_key))
-        if cache is None or path is None:
-            return self._embed(split, view)
-        stored = cache.read(path, len(split))
-        if stored is not None:
-            return Features(stored, split.labels.clone(), split.all_labels.pairs)
-        features = self._embed(split, view)
-        if why := cache.write(path, features.values):
-            self.warn_once(
-                f"features cannot be cached in {cache.folder} ({why}), so they are computed each "
-                "time; set SUPANCL_CACHE to another folder, or pass no_cache"
-            )
-        return features
-
-    def _embed(self, split: Split, view: View) -> Features:
-        options, progress = self.options, self.reporter.on_progress
-        features = embed(
-            self.encoder, split, options.device, options.batch_size, options.layer, options.normalize, view, progress
-        )
-        for remark in split.store.new_remarks():  # bad images that were replaced, as in training
-            self.warn_once(remark)
-        self._check(features, split)
-        return features
-
-    def _check(self, features: Features, split: Split) -> None:
-        """Refuse features that are not finite: they are neither cached nor measured."""
-        faulty = (~torch.isfinite(features.values)).any(1).nonzero()[:, 0]
-        if len(faulty):
-            raise BadInput(
-                f"{self.location}: features that are not finite numbers: {len(faulty)}, such as of "
-                f"{split.names_at(faulty[:1])[0]}; use weights from before the run diverged, or leave them out"
-            )
+        options, path = self.options, None
+        if options.cache_features and len(split):
+            path = cached_file(self.weights, split, options.describe(view, **self.projector_key))
+        values = None if path is None else read_cached(path, len(split))
+        if values is None:
+            how = (options.device, options.batch_size, options.layer, options.normalize, view)
+            values = embed(self.encoder, split, *how, self.reporter.on_progress).values
+            for remark in split.store.new_remarks():  # bad images that were replaced, as in training
+                self.warn_once(remark)
+            faulty = (~torch.isfinite(values)).any(1).nonzero()[:, 0]
+            if len(faulty):
+                raise BadInput(
+                    f"{self.location}: features that are not finite numbers: {len(faulty)}, such as of "
+                    f"{split.names_at(faulty[:1])[0]}; use weights from before the run diverged"
+                )
+            if path is not None:
+                try:
+                    write_cached(path, values)
+                except (OSError, BadInput) as error:  # evaluation works without a cache
+                    self.warn_once(f"features cannot be cached ({reason(error)}); set SUPANCL_CACHE to another folder")
+        return Features(values, split.labels.clone(), split.all_labels.pairs)
 
     def warn_once(self, text: str) -> None:
         """Warn, unless the same warning was given before."""
-        warned = set() if self.options.sources is None else self.options.sources.warned
-        if text not in warned:
+        if text not in self.options.sources.warned:
             self.reporter.warn(text)
-            warned.add(text)
+            self.options.sources.warned.add(text)
 
     def save_result(self, base: str, result: dict[str, Any]) -> None:
         """Write a result to the run folder, if there is one; results of other settings or data are kept."""
@@ -174,11 +176,51 @@ class EvaluatedEncoder:
         self.run.write_evaluation(name, result)
 
 
-def plain_crops(evaluated: EvaluatedEncoder, scale: tuple[float, float]) -> Crops:
-    """Random crops without colour changes; the flip probability is that of the run's recipe."""
-    views = None if evaluated.recipe is None else evaluated.recipe.views
-    flip = views.flip if isinstance(views, Crops) else 0.5
-    return Crops(size=evaluated.encoder.size, scale=scale, flip=flip, jitter=0.0, grey=0.0, blur=0.0)
+# --- what it was trained on ------------------------------------------------------------------------------------------
+
+
+def is_run_source(evaluated: EvaluatedEncoder, source: str | None) -> bool:
+    """Whether the run was trained on this source; one of several joined sources is not all of its data."""
+    data = None if evaluated.recipe is None else evaluated.recipe.data
+    return source is None or (data is not None and not data.joined and is_same_source(source, data.source))
+
+
+def shares_images(evaluated: EvaluatedEncoder, source: str | None, images: Sequence[Split]) -> bool:
+    """Whether the run was trained on this source, or on images of this content, wherever they lie now."""
+    if evaluated.recipe is None:
+        return False
+    return is_run_source(evaluated, source) or shares_pixels(evaluated, images)
+
+
+def shares_pixels(evaluated: EvaluatedEncoder, images: Sequence[Split]) -> bool:
+    """Whether some of these images have the content of training images of the run."""
+    trained = evaluated.trained_checksums
+    contents = [content.values for split in images if len(split) and (content := split.content()) is not None]
+    if not len(trained) or not contents:
+        return False
+    values = np.concatenate(contents)
+    nearest = np.searchsorted(trained, values).clip(max=len(trained) - 1)
+    return float((trained[nearest] == values).mean()) > EQUAL_BY_CHANCE
+
+
+def warn_if_trained_on(
+    evaluated: EvaluatedEncoder, source: str | None, drawn_from: Sequence[Split], every: bool = False
+) -> bool:
+    """Whether tested images may be among the run's training images; warns if so.
+
+    `drawn_from` are all images of the split that the tested ones were taken from. Images that a run held out of its own
+    source are not, unless `every` image is tested.
+    """
+    if evaluated.recipe is None:
+        return False
+    overlaps = every if is_run_source(evaluated, source) else shares_pixels(evaluated, drawn_from)
+    if overlaps:
+        where = source or evaluated.recipe.data.source
+        evaluated.reporter.warn(f"{where}: the run was trained on some of these images; tables leave the result out")
+    return overlaps
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
 
 
 def open_evaluated_encoders(
@@ -194,8 +236,6 @@ def open_evaluated_encoders(
         skip_bad_images=given.get("skip_bad_images", False),
         partial=given.get("partial", False),
         baselines=baselines,
-        cross_validate=baselines,
-        sources=SourceCache(),
         columns=given.get("columns", ""),
     )
     foreign = {name: given[name] for name in ("size", "mean", "std", "branch", "prefix") if name in given}
@@ -222,12 +262,80 @@ def open_evaluated_encoder(source: Any, options: EvaluationOptions, **overrides:
     encoder.check_layer(options.layer)  # before reading data, which may take an hour
     evaluated = EvaluatedEncoder(location, encoder, options, reporter)
     run, recipe = evaluated.run, evaluated.recipe
-    if run is not None:
+    if run is not None and recipe is not None:
         run.check_recipe_file()
-    elif RunFolder(Path(location)).leftover_files[1:]:  # more than the encoder
-        reporter.warn(f"{location} has no recipe.json, so nothing is known of the run's data and held-out images")
-    if run is not None and (better_start := run.compare_with_start()):
-        reporter.warn(better_start)
-    if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):
-        reporter.warn(f"{location}: {early}; the evaluated encoder is the last one that it saved")
+        if early := run.describe_early_end(recipe):
+            reporter.warn(f"{location}: {early}; the evaluated encoder is the last one that it saved")
     return evaluated
+
+
+# --- features on disk -------------------------------------------------------------------------------------------------
+
+
+def encoder_key(encoder: Encoder) -> str:
+    """A checksum of the architecture and every weight.
+
+    Settings with default values are left out, so that a new setting does not change the keys of existing encoders.
+    """
+    usual = to_json(EncoderSpec())
+    spec = {key: value for key, value in to_json(encoder.spec).items() if key == "name" or value != usual[key]}
+    return weights_key(encoder.body.state_dict(), json.dumps(spec, sort_keys=True))
+
+
+def weights_key(tensors: Mapping[str, Tensor], architecture: str = "") -> str:
+    """A checksum of named tensors and a description of their architecture."""
+    content = hashlib.sha256(architecture.encode())
+    for name, value in sorted(tensors.items()):
+        content.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()[:24]
+
+
+def pixels_key(split: Split) -> str | None:
+    """A checksum of the images in order; None if changes cannot be detected."""
+    checksums = split.store.pixel_checksums(split.index.cpu())
+    return None if checksums is None else hashlib.sha256(checksums.tobytes()).hexdigest()[:24]
+
+
+def _checksum(path: Path, values: Tensor) -> str:
+    """Of the values and of the file's name, which is their key."""
+    return str(zlib.crc32(values.numpy().data, zlib.crc32(path.name.encode())))
+
+
+def cached_file(weights: str, split: Split, settings: str) -> Path | None:
+    """The file for the features of a split; its name covers weights, pixels, view and layer, so it is never stale."""
+    pixels = pixels_key(split)
+    if pixels is None:
+        return None
+    key = hashlib.sha256(json.dumps([CACHE_VERSION, weights, pixels, settings]).encode()).hexdigest()[:24]
+    return cache_root() / FEATURES_FOLDER / f"{key}.safetensors"
+
+
+def read_cached(path: Path, rows: int) -> Tensor | None:
+    """The features, or None if they are missing or damaged."""
+    try:
+        check_regular(path)
+        with safe_open(path, framework="pt") as handle:
+            values: Tensor = handle.get_tensor("values")
+            checksum = (handle.metadata() or {}).get("crc32")
+    except (OSError, SafetensorError):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # last used
+    return values if values.ndim == 2 and len(values) == rows and checksum == _checksum(path, values) else None
+
+
+def write_cached(path: Path, values: Tensor) -> None:
+    """Store features, and remove the least recently used ones above a limit."""
+    values = values.contiguous()
+    metadata = {"crc32": _checksum(path, values)}
+    make_inner_folder(path.parent)
+    write_atomically(path, lambda temporary: save_file({"values": values}, temporary, metadata=metadata))
+    remove_left_over_files(path.parent)
+    with contextlib.suppress(OSError):
+        files = [(file.stat(), file) for file in path.parent.glob("[!.]*") if file != path]
+        total = values.nbytes + sum(status.st_size for status, _ in files)
+        for status, file in sorted(files, key=lambda item: item[0].st_mtime):
+            if total > MOST_BYTES:
+                file.unlink(missing_ok=True)
+                total -= status.st_size

@@ -22,57 +22,39 @@ from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, NonFinite
-from supancl.evaluation.encoder import EvaluatedEncoder, plain_crops
-from supancl.evaluation.feature_cache import encoder_key
-from supancl.evaluation.overlap import is_run_source
+from supancl.evaluation.data import Parts, resolve_source
+from supancl.evaluation.encoder import EvaluatedEncoder, encoder_key, is_run_source
 from supancl.evaluation.settings import FineTune
-from supancl.evaluation.sources import EvaluationData, Parts, check_classes, open_evaluation_data, resolve_source
 from supancl.files import Output
-from supancl.probes.certainty import Answers, Judgement
+from supancl.probes.answers import Answers, Measured, accuracy
 from supancl.probes.classifiers import fit_linear_classifier
-from supancl.probes.features import Features
-from supancl.probes.linear import hold_out
-from supancl.probes.transfer import accuracy
+from supancl.probes.features import hold_out
 from supancl.runs.encoder_file import CLASSIFIER_FILE, ClassifierFile, save_classifier, save_encoder
 
 FINETUNED = "finetuned"  # the folder inside a run where `predict --with finetuned` looks
 
 
-def open_images(evaluated: EvaluatedEncoder, source: str | None, settings: FineTune) -> EvaluationData:
-    """The data; what cannot be fine-tuned or written is refused before they are read, which may take an hour."""
-    location = resolve_source(evaluated, source)
+def check_fine_tuning(evaluated: EvaluatedEncoder, settings: FineTune) -> None:
+    """Refuse what cannot be fine-tuned or written before the data are read, which may take an hour."""
     if evaluated.options.layer != "pooled" or evaluated.options.normalize:
         raise BadInput("fine-tuning trains the whole encoder and a classifier on its output; no layer and normalize")
     if evaluated.encoder.spec.name == "linear":
-        raise BadInput(f"{location}: fine-tuning crops images, but these are vectors; give an encoder of images")
+        raise BadInput(f"{evaluated.location}: fine-tuning crops images, and this encoder takes vectors")
     if settings.out is not None:
-        check_out_folder(location, Path(settings.out))
         Output(Path(settings.out)).check()
-    elif evaluated.run is not None:
-        evaluated.reporter.note(
-            f"the classifier is not kept; to predict labels with it, add out {evaluated.run.path / FINETUNED}"
-        )
-    data = open_evaluation_data(evaluated, source, settings.split)
-    check_classes(evaluated, data, {"train": data.data.train, "test": data.images}, may_lack=True)
-    sizes = torch.bincount(data.data.train.labels[data.data.train.labels >= 0])
-    if len(settings.lr) > 1 and bool((sizes == 1).any()):
-        raise BadInput(
-            f"{location}: classes with 1 training image: comparing rates needs 2; give one lr, or add images"
-        )
-    return data
 
 
-def fine_tune(evaluated: EvaluatedEncoder, parts: Parts, settings: FineTune) -> tuple[Judgement, dict[str, Any]]:
+def fine_tune(parts: Parts, settings: FineTune) -> tuple[Measured, dict[str, Any]]:
     """Choose a learning rate on a tenth of the training images, train on all of them, test once."""
-    data, classes = parts.data.data, parts.classes
-    train, test = data.train.labelled(), parts.data.images.labelled()
+    evaluated, data, classes = parts.encoder, parts.data, parts.classes
+    train, test = data.splits["train"].labelled(), data.images.labelled()
     best_lr, accuracy_by_lr = choose_lr(evaluated, train, classes, settings)
     model = train_classifier(evaluated, train, classes, best_lr, settings)
     if settings.out is not None:
-        source = parts.data.source
-        other_source = "" if source is None or is_run_source(evaluated, source) else absolute_source(source)
+        check_out_folder(resolve_source(evaluated, data.source), Path(settings.out))
+        is_other = data.source is not None and not is_run_source(evaluated, data.source)
         with Output(Path(settings.out)).folder() as folder:
-            save(model, data.classes, folder, other_source, train.median_short_side())
+            save(model, data.classes, folder, absolute_source(str(data.source)) if is_other else "", train)
     said = predict(model, test, evaluated)
     return Answers(said == test.labels, test.labels, train.labels), {
         "mean_per_class": accuracy(said, test.labels, "mean-per-class"),
@@ -95,21 +77,15 @@ def choose_lr(
     accuracy_by_lr: dict[float, float] = {}
     for lr in settings.lr:
         try:
-            accuracy_by_lr[lr] = accuracy(
-                predict(train_classifier(evaluated, fit, classes, lr, settings), held_out_images, evaluated),
-                held_out_images.labels,
-            )
-            outcome = f"{accuracy_by_lr[lr]:.2f}% on {len(held_out_images)} held-out training images"
+            model = train_classifier(evaluated, fit, classes, lr, settings)
+            accuracy_by_lr[lr] = accuracy(predict(model, held_out_images, evaluated), held_out_images.labels)
         except NonFinite:
-            accuracy_by_lr[lr], outcome = math.nan, "the loss was not finite"
-        evaluated.reporter.note(f"learning rate {lr:g}: {outcome}")
-    if all(math.isnan(value) for value in accuracy_by_lr.values()):
-        raise NonFinite(
-            f"fine-tuning: the loss is not finite at any of lr {', '.join(map(str, settings.lr))}; try lower ones"
-        )
-    return max(
-        (lr for lr in settings.lr if not math.isnan(accuracy_by_lr[lr])), key=lambda lr: accuracy_by_lr[lr]
-    ), accuracy_by_lr
+            accuracy_by_lr[lr] = math.nan
+        evaluated.reporter.note(f"learning rate {lr:g}: {accuracy_by_lr[lr]:.2f}% on {len(held_out_images)} images")
+    finite = {lr: value for lr, value in accuracy_by_lr.items() if not math.isnan(value)}
+    if not finite:
+        raise NonFinite(f"fine-tuning: the loss is not finite at any lr of {list(settings.lr)}; try lower ones")
+    return max(finite, key=lambda lr: finite[lr]), accuracy_by_lr
 
 
 class Classifier(nn.Module):
@@ -128,6 +104,13 @@ class Classifier(nn.Module):
         return self.head(self.encoder(images))  # type: ignore[no-any-return]
 
 
+def plain_crops(evaluated: EvaluatedEncoder, scale: tuple[float, float]) -> Crops:
+    """Random crops without colour changes; the flip probability is that of the run's recipe."""
+    views = None if evaluated.recipe is None else evaluated.recipe.views
+    flip = views.flip if isinstance(views, Crops) else 0.5
+    return Crops(size=evaluated.encoder.size, scale=scale, flip=flip, jitter=0.0, grey=0.0, blur=0.0)
+
+
 def train_classifier(
     evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTune
 ) -> Classifier:
@@ -135,46 +118,39 @@ def train_classifier(
     device = evaluated.options.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(settings.seed)  # for dropout
-        return _train(evaluated, train, classes, lr, settings)
-
-
-def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTune) -> Classifier:
-    device = evaluated.options.device
-    model = Classifier(copy.deepcopy(evaluated.encoder), classes, settings.seed).to(device)
-    encoder, batch_size = model.encoder, min(settings.train_batch, len(train))
-    if settings.probe_first:
-        features = evaluated.features(train)
-        probe, _ = fit_linear_classifier(features, Features(*(rows[:0] for rows in features)), classes, device)
-        model.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
-    model.requires_grad_(True)
-    model.train()
-    for module in encoder.modules() if settings.freeze_norm else ():
-        module.train(not isinstance(module, _BatchNorm))
-    views = Crops(size=encoder.size) if settings.views == "pretraining" else plain_crops(evaluated, (0.2, 1.0))
-    steps_per_epoch = len(train) // batch_size
-    steps = settings.epochs * steps_per_epoch
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=lr * batch_size / 256, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
-    )
-    cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
-    generator = torch.Generator(device).manual_seed(derive_seed(settings.seed, 4))
-    resident, labels = train.place_on(device), train.labels.to(device)
-    total = torch.zeros((), device=device)
-    for step in range(steps):
-        epoch, batch_index = divmod(step, steps_per_epoch)
-        positions = epoch_order(len(train), settings.seed, epoch)[
-            batch_index * batch_size : (batch_index + 1) * batch_size
-        ]
-        batch = resident.batch(positions.to(resident.index.device)).to(device)
-        view = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
-        with autocast_for(device, auto_precision(device)):
-            loss = F.cross_entropy(model(view).float(), labels[positions.to(device)])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        cosine.step()
-        total += loss.detach()
-        evaluated.reporter.on_progress(f"fine-tuning, lr {lr:g}", step + 1, steps)
+        model = Classifier(copy.deepcopy(evaluated.encoder), classes, settings.seed).to(device)
+        if settings.probe_first:
+            features = evaluated.features(train)
+            probe, _ = fit_linear_classifier(features, features.take(torch.arange(0)), classes, device)
+            model.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
+        model.requires_grad_(True)
+        model.train()
+        encoder, batch_size = model.encoder, min(settings.train_batch, len(train))
+        for module in encoder.modules() if settings.freeze_norm else ():
+            module.train(not isinstance(module, _BatchNorm))
+        views = Crops(size=encoder.size) if settings.views == "pretraining" else plain_crops(evaluated, (0.2, 1.0))
+        steps_per_epoch = len(train) // batch_size
+        steps = settings.epochs * steps_per_epoch
+        rate, decay = lr * batch_size / 256, settings.weight_decay
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, nesterov=True, weight_decay=decay)
+        cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+        generator = torch.Generator(device).manual_seed(derive_seed(settings.seed, 4))
+        resident, labels = train.place_on(device), train.labels.to(device)
+        total = torch.zeros((), device=device)
+        for step in range(steps):
+            epoch, batch_index = divmod(step, steps_per_epoch)
+            order = epoch_order(len(train), settings.seed, epoch)
+            positions = order[batch_index * batch_size : (batch_index + 1) * batch_size]
+            batch = resident.batch(positions.to(resident.index.device)).to(device)
+            view = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
+            with autocast_for(device, auto_precision(device)):
+                loss = F.cross_entropy(model(view).float(), labels[positions.to(device)])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            cosine.step()
+            total += loss.detach()
+            evaluated.reporter.on_progress(f"fine-tuning, lr {lr:g}", step + 1, steps)
     if not bool(torch.isfinite(total)):
         raise NonFinite(f"fine-tuning with lr {lr:g}: the loss is not finite; try a lower lr")
     return model.eval()
@@ -191,9 +167,9 @@ def predict(model: Classifier, split: Split, evaluated: EvaluatedEncoder) -> Ten
     return torch.cat(answers)
 
 
-def save(model: Classifier, classes: Sequence[str], out: Path, source: str, short_side: int | None) -> None:
+def save(model: Classifier, classes: Sequence[str], out: Path, source: str, train: Split) -> None:
     """Write encoder.safetensors, and the linear layer with its class names as classifier.safetensors."""
-    save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned", short_side)
+    save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned", train.median_short_side())
     weight, bias = model.head.weight.detach().cpu(), model.head.bias.detach().cpu()
     content = ClassifierFile(weight, bias, tuple(classes), source, encoder_key(model.encoder))
     save_classifier(out / CLASSIFIER_FILE, content)

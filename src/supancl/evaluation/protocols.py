@@ -1,26 +1,26 @@
-"""The protocols: one driver; and of each the data that it opens, and what it measures of an encoder's features."""
+"""The protocols: one driver; and of each what it says about tested images, from features."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from supancl.data.labels import find_leaves
 from supancl.data.opening import absolute_source
 from supancl.data.order import derive_seed, epoch_order
+from supancl.data.sources.benchmarks import Incomplete
 from supancl.data.splits import Split, fingerprint
 from supancl.errors import BadInput
-from supancl.evaluation import few_shot, finetune
-from supancl.evaluation.certainty import certainty_keys, level_keys, plan_cross_validation, warn_cut_off
-from supancl.evaluation.encoder import EvaluatedEncoder, plain_crops
-from supancl.evaluation.feature_cache import VERSION
-from supancl.evaluation.naming import data_label, default_metric
-from supancl.evaluation.overlap import is_incomplete, is_run_source, shares_images, warn_if_trained_on
+from supancl.evaluation.certainty import certainty_keys, figure_keys, plan_cross_validation
+from supancl.evaluation.data import EvaluationData, Parts, check_measurable, open_data, resolve_source
+from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, warn_if_trained_on
+from supancl.evaluation.finetune import check_fine_tuning, fine_tune, plain_crops
+from supancl.evaluation.results import data_label, default_metric, registered_name
 from supancl.evaluation.settings import (
     TRAINED_IMAGES,
     FewShot,
@@ -31,28 +31,17 @@ from supancl.evaluation.settings import (
     Transfer,
     Variance,
 )
-from supancl.evaluation.sources import (
-    EvaluationData,
-    Parts,
-    check_classes,
-    open_evaluation_data,
-    open_transfer_data,
-    resolve_source,
-)
-from supancl.probes import SgdProbe, collapse, linear_probe, sgd_probe, transfer
-from supancl.probes.certainty import Answers, Judgement, join, judge
+from supancl.probes.answers import Measured, join, measure
+from supancl.probes.fewshot import few_shot
 from supancl.probes.knn import default_k, knn_answers
-from supancl.probes.sgd import EpochOfBatches
+from supancl.probes.linear import linear_probe
+from supancl.probes.transfer import EpochOfBatches, sgd_probe, transfer
+from supancl.probes.variance import collapse
 from supancl.runs.provenance import commit, hardware, versions
 
-Answer = tuple[Judgement | None, dict[str, Any]]  # what is measured, and what else a result says
-
-
-class Protocol(NamedTuple):
-    """What to open and check, and what to answer from features of its parts."""
-
-    open: Callable[[EvaluatedEncoder, str | None, Any], EvaluationData]
-    answer: Callable[[EvaluatedEncoder, Parts, Any], Answer]
+VERSION = 2  # of results: 2 since crops begin at whole pixels
+LEVEL_CONDITIONS = ("k", "weight", "weight_by_half", "chosen_on", "cut_off")  # of a level, where the protocol has them
+Answer = tuple[Measured | None, dict[str, Any]]  # what is measured, and what else a result says
 
 
 def evaluate(
@@ -65,26 +54,51 @@ def evaluate(
     since = time.perf_counter()
     if settings.needs_data and source is None:
         raise BadInput(f"{settings.name} is measured on other data than the run's; name data")
-    protocol = PROTOCOLS[type(settings)]
-    data = protocol.open(evaluated, source, settings)
+    if isinstance(settings, FineTune):
+        check_fine_tuning(evaluated, settings)
+    answer = ANSWERS[type(settings)]
+    every_label = Parts(evaluated, open_data(evaluated, source, settings))
+    parts = every_label.at(find_leaves(every_label.data.data)) if every_label.data.levels else every_label
+    data = parts.data
+    check_measurable(evaluated, data, settings)
+    measured, about = answer(parts, settings)
+    if measured is not None:
+        about = {"tested_on": fingerprint(data.images), **about}
+        if every_label.data.levels:
+            about["levels"] = measure_levels(every_label, settings, parts, (measured, about))
+        folds = plan_cross_validation(evaluated, data) if settings.is_cross_validated else None
 
-    def answer(encoder: EvaluatedEncoder, data: EvaluationData = data) -> Answer:
-        return protocol.answer(encoder, Parts(encoder, data), settings)
+        def again(encoder: EvaluatedEncoder) -> Any:
+            return answer(Parts(encoder, data), settings)[0]
 
-    judged, about = answer(evaluated)
-    if judged is not None:
-        about = {judged.key: judged.value, "tested_on": fingerprint(data.images), **about}
-        warn_cut_off(evaluated, data.location, about)
-        crossed = plan_cross_validation(evaluated, data) if settings.is_cross_validated else None
+        def cross_validated(encoder: EvaluatedEncoder) -> Any:
+            return join([answer(part, settings)[0] for part in (folds(encoder) if folds else ())])
 
-        def cross_validate(encoder: EvaluatedEncoder) -> Judgement:
-            assert crossed is not None
-            return join([protocol.answer(encoder, parts, settings)[0] for parts in crossed.folds(encoder)])
-
-        ask = (lambda encoder: answer(encoder)[0]) if settings.is_quick else None
-        about |= level_keys(evaluated, (judged, about), data.levels, answer)
-        about |= certainty_keys(evaluated, judged, ask, cross_validate if crossed else None, data.key)
+        about |= certainty_keys(
+            evaluated,
+            measured,
+            again if settings.is_quick else None,
+            None if folds is None else cross_validated,
+            (settings, fingerprint(*data.splits.values())) if isinstance(settings, Transfer) else None,
+        )
     return record(evaluated, data, settings, about, since, name)
+
+
+def measure_levels(every_label: Parts, settings: Settings, leaves: Parts, main: Answer) -> list[dict[str, Any]]:
+    """The figure of each level of a hierarchy, the coarsest first; `main` is that of the leaves."""
+    rows = []
+    for number, level in enumerate(every_label.data.levels):
+        parts = every_label.at(level)
+        try:
+            is_main = parts.data.classes == leaves.data.classes
+            measured, about = main if is_main else ANSWERS[type(settings)](parts, settings)
+        except BadInput as error:
+            every_label.encoder.warn_once(f"{parts.data.location}: level {number} is not measured: {error}")
+            continue
+        assert measured is not None
+        of_level = {"level": number, "classes": measured.classes, "images": measured.images, "chance": measured.chance}
+        rows.append(of_level | figure_keys(measured) | {key: about[key] for key in LEVEL_CONDITIONS if key in about})
+    return rows
 
 
 def record(
@@ -96,11 +110,17 @@ def record(
     name: str | None,
 ) -> dict[str, Any]:
     """Add the conditions to a result and save it in the run folder under its name."""
-    source = resolve_source(evaluated, data.source)
+    source, read = resolve_source(evaluated, data.source), data.data
     name = name or data_label(source)
     run_data = evaluated.recipe.data if evaluated.recipe is not None and is_run_source(evaluated, data.source) else None
     is_own = data.source is None or (run_data is not None and run_data.is_whole)
     base = f"{settings.name}-{name}" if settings.needs_data or not is_own else settings.name
+    lacks_images = bool(read.skipped) or any(isinstance(remark, Incomplete) for remark in read.remarks)
+    if about.get("cut_off"):
+        evaluated.reporter.warn(
+            f"{data.location}: the classifier did not reach its optimum (residual {about['residual']:.2g}); normalised "
+            "features (normalize) are often easier to fit"
+        )
     result = {
         "base": base + about.get("kind", ""),
         "source": absolute_source(source),
@@ -115,10 +135,10 @@ def record(
         "data": name if settings.needs_data else source,
         "split": data.split,
         "judged": data.taken_from,
-        "held_out_from": data.data.summary["held_out_from"],
-        "skipped": len(data.data.skipped),
-        "remarks": list(data.data.remarks),
-        "partial": is_incomplete(source, data.data.remarks, data.data.skipped),
+        "held_out_from": read.summary["held_out_from"],
+        "skipped": len(read.skipped),
+        "remarks": list(read.remarks),
+        "partial": registered_name(source) is not None and lacks_images,
         "overlaps_training": warn_if_trained_on(evaluated, data.source, data.drawn_from, data.tests_every),
         **settings.in_result(),
         **about,
@@ -132,116 +152,94 @@ def record(
     return result
 
 
-# --- k-NN -------------------------------------------------------------------------------------------------------------
+# --- what each protocol says ------------------------------------------------------------------------------------------
 
 
-def open_knn(evaluated: EvaluatedEncoder, source: str | None, settings: Knn) -> EvaluationData:
-    data = open_evaluation_data(evaluated, source, settings.split, settings.view, several_labels=True)
-    references = {"test": data.images} if settings.leave_one_out else {"train": data.data.train, "test": data.images}
-    check_classes(evaluated, data, references, may_lack=True)
-    most = next(iter(references.values())).num_labelled - settings.leave_one_out
-    if max(settings.k or (0,)) > most:
-        evaluated.reporter.note(f"{data.location}: k is at most {most}, the number of images to compare with")
-    return data
-
-
-def answer_knn(evaluated: EvaluatedEncoder, parts: Parts, settings: Knn) -> Answer:
+def answer_knn(parts: Parts, settings: Knn) -> Answer:
     tested, leave_one_out = parts["test"].labelled(), settings.leave_one_out
     references = tested if leave_one_out else parts["train"].labelled()
     numbers = references.class_numbers()
     usual, most = default_k(numbers, leave_one_out), len(references) - leave_one_out
     ks = tuple(dict.fromkeys(min(k, most) for k in settings.k or (usual,)))
-    said = knn_answers(
-        references,
-        tested,
-        ks,
-        settings.temperature,
-        settings.metric,
-        evaluated.options.device,
-        leave_one_out,
-        parts.classes,
-    )
-    judged = {k: judge(answers, tested, references.labels, parts.classes) for k, answers in said.items()}
-    main = judged[ks[0]]
+    how = (settings.temperature, settings.metric, parts.encoder.options.device, leave_one_out, parts.classes)
+    said = knn_answers(references, tested, ks, *how)
+    by_k = {k: measure(answers, tested, references.labels, parts.classes) for k, answers in said.items()}
+    main = by_k[ks[0]]
     return main, {
         "k": ks[0],
         "default_k": usual,
-        "by_k": {str(k): judgement.value for k, judgement in judged.items()},
+        "by_k": {str(k): measured.value for k, measured in by_k.items()},
         "references": len(references),
         "queries": main.images,
         "classes": len(torch.unique(numbers[numbers >= 0])),
     }
 
 
-# --- linear classifiers -----------------------------------------------------------------------------------------------
-
-
-def open_linear(evaluated: EvaluatedEncoder, source: str | None, settings: Linear) -> EvaluationData:
-    """The data, and which images choose the ridge of the convex probe.
-
-    For the run's own data it is the images that pretraining held out; if these are also tested, each half chooses for
-    the other. A test split never chooses. For other data, or if nothing was held out, a part of train chooses.
-    """
-    if settings.augmented and evaluated.encoder.spec.name == "linear":
-        raise BadInput(f"{evaluated.location}: augmented crops images, but this encoder takes vectors; leave it out")
-    is_convex = settings.probe == "lbfgs"
-    data = open_evaluation_data(evaluated, source, settings.split, settings.view, several_labels=is_convex)
-    check_classes(evaluated, data, {"train": data.data.train, "test": data.images}, may_lack=is_convex)
-    held_out = data.data.held_out.num_labelled and data.data.summary["held_out_from"] != "test"
-    if not shares_images(evaluated, source, (data.data.train,)):
-        return data
-    if held_out and is_run_source(evaluated, source):
-        return data.chosen_by("held-out" if data.taken_from == "test" else "halves")
-    return data.chosen_by(TRAINED_IMAGES)
-
-
-def answer_linear(evaluated: EvaluatedEncoder, parts: Parts, settings: Linear) -> Answer:
-    tested, device = parts["test"], evaluated.options.device
+def answer_linear(parts: Parts, settings: Linear) -> Answer:
+    """The convex probe, or the paper's by SGD."""
     if settings.probe == "sgd":
-        probe = fit_sgd(evaluated, parts, settings)
-        assert probe.is_correct is not None
-        judged = Answers(probe.is_correct, tested.labelled().labels, parts["train"].labelled().labels)
-        return judged, {**probe.to_json(), "queries": judged.images}
-    chooses = parts.data.chooses
+        return answer_sgd(parts, settings)
+    chooses, device = parts.data.chooses, parts.encoder.options.device
     choose: Any = parts["held-out"] if chooses == "held-out" else "halves" if chooses == "halves" else None
-    fitted = linear_probe(parts["train"], tested, choose, seed=settings.seed, device=device, classes=parts.classes)
-    about = fitted.to_json()
-    about["tried"] = about.pop("weights")  # in a result, `weights` is the encoder's checksum
+    splits, seed = (parts["train"], parts["test"]), settings.seed
+    fitted = linear_probe(*splits, choose, seed=seed, device=device, classes=parts.classes)
+    measured, about = answer_fitted(parts, fitted, ("train",))
     if fitted.chosen_on_images and chooses == TRAINED_IMAGES:
         about["chosen_on"] = TRAINED_IMAGES
-        evaluated.warn_once(
-            f"{parts.data.location}: the ridge was chosen on images that the encoder was trained on, so it may be too "
-            "weak; to choose it on others, pretrain with data.holdout=0.1 and evaluate with split test"
-        )
-    return _judge_fitted(fitted.answers, fitted.targets, parts, ("train",), about)
+    return measured, about
 
 
-def fit_sgd(evaluated: EvaluatedEncoder, parts: Parts, settings: Linear) -> SgdProbe:
-    """Train the paper's probe, on features that are computed once or on new crops in every epoch."""
-    probe = partial(
-        sgd_probe,
-        epochs=settings.epochs,
-        batch_size=settings.probe_batch,
-        lr=settings.lr,
-        milestones=(round(0.6 * settings.epochs), round(0.8 * settings.epochs)),
+def answer_sgd(parts: Parts, settings: Linear) -> Answer:
+    """The paper's probe, on features that are computed once or on new crops in every epoch."""
+    if settings.augmented and parts.encoder.encoder.spec.name == "linear":
+        raise BadInput(f"{parts.encoder.location}: augmented crops images, but this encoder takes vectors")
+    train, epochs = parts.data.splits["train"], settings.epochs
+    probe = sgd_probe(
+        augmented_epochs(parts.encoder, train, settings) if settings.augmented else parts["train"],
+        parts["test"],
+        parts.classes,
+        epochs,
+        settings.probe_batch,
+        settings.lr,
+        milestones=(round(0.6 * epochs), round(0.8 * epochs)),
         seed=settings.seed,
-        device=evaluated.options.device,
+        device=parts.encoder.options.device,
     )
-    if not settings.augmented:
-        return probe(parts["train"], parts["test"])
-    train = augmented_epochs(evaluated, parts.data.data.train, settings.probe_batch, settings.seed)
-    return probe(train, parts["test"].labelled(), parts.classes)
+    measured = measure(probe.answers, parts["test"].labelled(), train.labels[train.labels >= 0])
+    return measured, probe.to_json() | {"queries": measured.images}
 
 
-def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, batch_size: int, seed: int) -> EpochOfBatches:
+def answer_transfer(parts: Parts, settings: Transfer) -> Answer:
+    metric = settings.metric or default_metric(parts.data.location)
+    splits = (parts["train"], parts["held-out"], parts["test"])
+    fitted = transfer(*splits, metric, device=parts.encoder.options.device, classes=parts.classes)
+    return answer_fitted(parts, fitted, ("train", "held-out"), metric)
+
+
+def answer_fitted(
+    parts: Parts, fitted: Any, fitted_on: tuple[str, ...], metric: Any = "top-1"
+) -> tuple[Measured, dict[str, Any]]:
+    """The figure of a linear classifier's answers, and how it was fitted."""
+    references = torch.cat([parts[name].labelled().labels for name in fitted_on])
+    measured = measure(fitted.answers, parts["test"].labelled(), references, parts.classes, metric)
+    about: dict[str, Any] = fitted.to_json()
+    about["tried"] = about.pop("weights")  # in a result, `weights` is the encoder's checksum
+    del about["accuracy"]
+    if not parts.data.has_several_labels:
+        return measured, about | {"queries": measured.images}
+    numbers = parts["train"].labelled().class_numbers()
+    about.pop("metric", None)
+    return measured, about | {"classes": len(torch.unique(numbers[numbers >= 0]))}
+
+
+def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, settings: Linear) -> EpochOfBatches:
     """Features of new random crops and flips in every epoch (no colour changes, as in MoCo's linear evaluation)."""
-    encoder, options = evaluated.encoder.eval(), evaluated.options
-    labelled = train.labelled()
-    views = plain_crops(evaluated, (0.08, 1.0))
+    encoder, options, seed = evaluated.encoder.eval(), evaluated.options, settings.seed
+    labelled, views = train.labelled(), plain_crops(evaluated, (0.08, 1.0))
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator(options.device).manual_seed(derive_seed(seed, epoch, 3))
-        for positions in epoch_order(len(labelled), seed, epoch).split(batch_size):
+        for positions in epoch_order(len(labelled), seed, epoch).split(settings.probe_batch):
             batch = labelled.batch(positions).to(options.device)
             with torch.inference_mode():
                 view = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
@@ -252,68 +250,42 @@ def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, batch_size: int,
     return epoch_of
 
 
-def open_transfer(evaluated: EvaluatedEncoder, source: str | None, settings: Transfer) -> EvaluationData:
-    assert source is not None
-    data = open_transfer_data(evaluated, source, settings.view)
-    if settings.metric is not None and data.has_several_labels:
-        raise BadInput(
-            f"metric {settings.metric}: {source} has several labels per image, which mAP judges; leave it out"
-        )
-    splits = {"train": data.data.train, "val": data.data.held_out, "test": data.images}
-    check_classes(evaluated, data, splits, fits_on=("train", "val"))
-    return data._replace(key=(settings, fingerprint(*splits.values())))
-
-
-def answer_transfer(evaluated: EvaluatedEncoder, parts: Parts, settings: Transfer) -> Answer:
-    metric = settings.metric or default_metric(parts.data.location)
-    splits = (parts["train"], parts["held-out"], parts["test"])
-    fitted = transfer(*splits, metric, device=evaluated.options.device, classes=parts.classes)
-    about = fitted.to_json()
-    about["tried"] = about.pop("weights")
-    if parts.data.has_several_labels:
-        del about["metric"]
-    return _judge_fitted(fitted.answers, fitted.targets, parts, ("train", "held-out"), about, metric)
-
-
-def _judge_fitted(
-    said: Tensor, targets: Tensor, parts: Parts, fitted: tuple[str, ...], about: dict[str, Any], metric: Any = "top-1"
-) -> Answer:
-    """The figure of a linear classifier's answers; `fitted` are the parts that it was fitted on."""
-    del about["accuracy"]
-    tested, train = parts["test"].labelled(), parts["train"]
-    references = torch.cat([parts[name].labelled().labels for name in fitted])
-    if tested.pairs is not None:
-        numbers = train.labelled().class_numbers()
-        about["classes"] = len(torch.unique(numbers[numbers >= 0]))
-        return judge(said, tested, references, parts.classes), about
-    judged = judge(torch.where(said == targets, tested.labels, -1), tested, references, metric=metric)
-    return judged, {**about, "queries": judged.images}
-
-
-# --- measures without a classifier ------------------------------------------------------------------------------------
-
-
-def open_variance(evaluated: EvaluatedEncoder, source: str | None, settings: Variance) -> EvaluationData:
-    data = open_evaluation_data(evaluated, source, settings.split, settings.view)
-    check_classes(evaluated, data, {data.split: data.images})
-    return data
-
-
-def answer_variance(evaluated: EvaluatedEncoder, parts: Parts, settings: Variance) -> Answer:
+def answer_variance(parts: Parts, settings: Variance) -> Answer:
     """S_W, S_T, effective rank and neural collapse of normalised features."""
-    features, device = parts["test"], evaluated.options.device
+    features, device = parts["test"], parts.encoder.options.device
     # in double precision, which Apple's GPUs do not have
     about = collapse(features, device=device if device.type == "cuda" else None).to_json()
-    names = [parts.data.data.classes[label] for label in about.pop("classes")]
+    names = [parts.data.classes[label] for label in about.pop("classes")]
     about["spread"] = dict(zip(names, about["spread"], strict=True))
     return None, {"normalize": True, "images": len(features.labelled()), **about}
 
 
-PROTOCOLS: dict[type[Settings], Protocol] = {
-    Knn: Protocol(open_knn, answer_knn),
-    Linear: Protocol(open_linear, answer_linear),
-    Variance: Protocol(open_variance, answer_variance),
-    Transfer: Protocol(open_transfer, answer_transfer),
-    FewShot: Protocol(few_shot.open_episodes, few_shot.answer_episodes),
-    FineTune: Protocol(finetune.open_images, finetune.fine_tune),
+def answer_episodes(parts: Parts, settings: FewShot) -> Answer:
+    """Mean accuracy over N-way K-shot episodes, which depend only on the labels and the settings."""
+    labelled, (shots,) = parts["test"].labelled(), settings.shots
+    size = (settings.ways, shots, settings.queries, settings.episodes, settings.seed)
+    device = parts.encoder.options.device
+    found = few_shot(labelled, *size, device=device, fill_queries=settings.fill_queries)
+    dropped = [parts.data.classes[label] for label in found.dropped]
+    if dropped:
+        evaluated, names = parts.encoder, ", ".join(dropped[:8])
+        evaluated.reporter.warn(f"{parts.data.location}: classes with no more than {shots} images left out: {names}")
+    return None, {
+        "kind": f"-{settings.ways}w{shots}s",
+        "tested_on": fingerprint(parts.data.images),
+        "accuracy": found.mean,
+        "chance": 100 / settings.ways,
+        "images": len(labelled),
+        "classes": len(torch.unique(labelled.labels)) - len(dropped),
+        **found.to_json() | {"dropped": dropped},
+    }
+
+
+ANSWERS: dict[type[Settings], Callable[[Parts, Any], Answer]] = {
+    Knn: answer_knn,
+    Linear: answer_linear,
+    Variance: answer_variance,
+    Transfer: answer_transfer,
+    FewShot: answer_episodes,
+    FineTune: fine_tune,
 }

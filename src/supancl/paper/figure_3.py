@@ -18,9 +18,8 @@ from supancl.core.losses import Align
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Split
 from supancl.errors import BadInput, did_you_mean
-from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.overlap import warn_if_trained_on
-from supancl.evaluation.sources import open_evaluation_data, resolve_source
+from supancl.evaluation.data import open_evaluation_data, resolve_source
+from supancl.evaluation.encoder import EvaluatedEncoder, warn_if_trained_on
 from supancl.files import write_json
 from supancl.paper.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
@@ -79,8 +78,8 @@ def draw_figure(
     groups: dict[str, list[str]] = {}
     shown: tuple[list[str], list[int]] | None = None
     for evaluated, title in zip(encoders, titles, strict=True):  # the classes are chosen from the first run's data
-        evaluation = open_evaluation_data(evaluated, request.data, request.split)
-        source, names = resolve_source(evaluated, request.data), evaluation.data.classes
+        evaluation = open_evaluation_data(evaluated, request.data, request.split).by_leaf()
+        source, names = resolve_source(evaluated, request.data), evaluation.classes
         groups = groups or choose_classes(names, source, request.classes, request.groups)
         classes = [name for members in groups.values() for name in members]
         positions = {group: [classes.index(name) for name in members] for group, members in groups.items()}

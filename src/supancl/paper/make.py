@@ -9,8 +9,8 @@ from typing import Any
 
 from supancl.data.sources.benchmarks import find_benchmarks
 from supancl.errors import BadInput
-from supancl.evaluation.naming import registered_name
-from supancl.evaluation.sources import data_for
+from supancl.evaluation.data import data_for
+from supancl.evaluation.results import registered_name
 from supancl.evaluation.suite import Plan as SuitePlan
 from supancl.evaluation.suite import run_suite
 from supancl.paper.layouts import Layout

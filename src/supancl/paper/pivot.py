@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from supancl.errors import BadInput
+from supancl.evaluation.suite import shared_ranks
 from supancl.paper.layouts import Head, Layout, Section
 from supancl.paper.results import Entry, Group, Score, Way, group_entries
-from supancl.probes.ranking import shared_ranks
 from supancl.reports.tables import LEGEND, Cell, Row, Table, mark_for_rank, mean_text, write_table
 
 DECIMALS = {"ssl": 4, "sup": 4, "within": 3}

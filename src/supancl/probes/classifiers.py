@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.errors import BadInput
+from supancl.probes.answers import draw_counts
 from supancl.probes.features import Features
 from supancl.probes.knn import MOST_VOTES, count_votes, equalize, neighbours, vote_weights
 from supancl.probes.linear import LinearClassifier, Ridges, draw_choosing, prepare, targets_of
-from supancl.probes.precision import draw_counts
 from supancl.reporter import track_task
 from supancl.stats import Interval, percentile_interval
 
@@ -91,43 +91,33 @@ def fit_means(train: Features, classes: int) -> MeansClassifier:
     return MeansClassifier(directions, USUAL_DEVIATION / max(deviation, 1e-12))
 
 
-class Ridge(NamedTuple):
-    """The ridge weight of a linear classifier, and the images that it was chosen on, in words."""
-
-    weight: float
-    chosen_on: str
-
-
 def fit_linear_classifier(
     train: Features, held_out: Features, classes: int, device: torch.device | str = "cpu"
-) -> tuple[LinearClassifier, Ridge]:
+) -> tuple[LinearClassifier, dict[str, Any]]:
     """The classifier of `linear_probe`, fitted on train; its ridge is chosen on held-out images, or on 10% of train.
 
     Its logits are scaled to a usual size, or of several labels so that their sigmoids are probabilities on train. A
-    class of 0, 1, ... that train lacks is never predicted.
+    class of 0, 1, ... that train lacks is never predicted. Also returned is how the ridge was chosen.
     """
-    train, others = train.labelled(), [held_out.labelled()] if len(held_out.labelled()) else []
-    present = torch.unique(train.labels) if train.pairs is None else train.targets(classes).any(0).nonzero()[:, 0]
-    present = present.cpu()
-    (fitted, *asked), count = prepare(train, others, classes)
-    targets = targets_of(fitted, count)
-    targets = targets if train.pairs is None else targets[:, present.to(targets.device)]
-    ridges = Ridges(fitted.values, targets, device)
-    chosen_on = "held-out" if asked else "10% of training"
-    if asked:
-        tested = targets_of(asked[0], count)
-        tested = tested if train.pairs is None else tested[:, present.to(tested.device)]
-        ridges.compare(None, None, Features(asked[0].values, tested))
+    train, held_out = train.labelled(), held_out.labelled()
+    (fitted, *others), count, present = prepare(train, [held_out] if len(held_out) else [], classes)
+    targets = [targets_of(part, count) for part in (fitted, *others)]
+    if train.pairs is not None:
+        present = targets[0].any(0).nonzero()[:, 0]
+        targets = [part[:, present.to(part.device)] for part in targets]
+    ridges, present = Ridges(fitted.values, targets[0], device), present.cpu()
+    if others:
+        ridges.compare(None, None, (others[0].values, targets[1]))
     else:
         ridges.compare(None, draw_choosing(fitted.labels.cpu()))
+    chosen_on = ("held-out" if others else "10% of training") if ridges.said else "none"
     weight = ridges.best()
     with track_task("fitting the linear classifier"):
         layer = ridges.fit(weight)
     # the ridge is chosen by accuracy or ranking: the size of logits means nothing, and a strong one leaves them near 0
     if train.pairs is None:
-        scale = torch.full_like(
-            layer.bias, USUAL_DEVIATION / max(float(layer.logits(ridges.values).std(1).mean()), 1e-12)
-        )
+        deviation = float(layer.logits(ridges.values).std(1).mean())
+        scale = torch.full_like(layer.bias, USUAL_DEVIATION / max(deviation, 1e-12))
         shift = torch.zeros_like(layer.bias)
     else:
         sample = evenly_spaced(torch.arange(len(fitted), device=ridges.values.device))
@@ -135,7 +125,7 @@ def fit_linear_classifier(
     whole = LinearClassifier(torch.zeros(classes, layer.weight.shape[1]), torch.full((classes,), ABSENT_LOGIT))
     whole.weight[present] = (scale[:, None] * layer.weight).float().cpu()
     whole.bias[present] = (scale * layer.bias + shift).float().cpu()
-    return whole, Ridge(weight, chosen_on if ridges.said else "none")
+    return whole, {"ridge": weight, "ridge_chosen_on": chosen_on}
 
 
 def platt_scaling(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,20 +195,13 @@ def rank_classes(
 ) -> RankedClasses:
     """The most probable class of each image, or if images have several labels the `several` most probable ones."""
     count = min(several or 1, classes)
-    ranked = []
+    numbers, probabilities = [torch.empty(0, count, dtype=torch.long)], [torch.empty(0, count)]
     for logits in logits_in_chunks(classifier, values, classes):
         scaled = logits / temperature
-        ranked.append((scaled.sigmoid() if several else scaled.softmax(1)).topk(count, dim=1))
-    if not ranked:
-        return RankedClasses(torch.empty(0, count, dtype=torch.long), torch.empty(0, count))
-    return RankedClasses(torch.cat([best.indices for best in ranked]), torch.cat([best.values for best in ranked]))
-
-
-def fit_temperature(logits: Tensor, targets: Tensor) -> float:
-    """The temperature with the lowest cross-entropy on these images: see `Calibration`."""
-    calibration = Calibration()
-    calibration.add(logits, targets)
-    return calibration.temperature
+        best = (scaled.sigmoid() if several else scaled.softmax(1)).topk(count, dim=1)
+        numbers.append(best.indices)
+        probabilities.append(best.values)
+    return RankedClasses(torch.cat(numbers), torch.cat(probabilities))
 
 
 class Calibration:
@@ -228,10 +211,12 @@ class Calibration:
     little, and none leaves it at 1. Images labelled -1 do not count; targets (images, classes) are several labels.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, logits: Tensor | None = None, targets: Tensor | None = None) -> None:
         self.cost = 0.5 * TEMPERATURES.log2().square().double()
         self.confidence = torch.zeros_like(self.cost)  # of the most probable class, summed over images
         self.right: list[Tensor] = []  # whether the most probable class is an image's own
+        if logits is not None and targets is not None:
+            self.add(logits, targets)
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
         """Count some images."""

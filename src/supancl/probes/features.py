@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from supancl.errors import BadInput
 
 CPU_PIXELS_PER_BATCH = 8 * 224**2
 MOST_PADDED_BYTES = 2**29  # of a batch as it is read; as floating-point numbers it is four times as large
-Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read in chunks
+CHUNK = 65_536  # rows that are checked at a time
 
 
 class Features:
@@ -101,16 +101,6 @@ class Features:
         return Labels.of(self.pairs).dense(classes, torch.float32) > 0
 
 
-class Labelled(Protocol):
-    """Anything with features and labels, such as `Features`."""
-
-    @property
-    def values(self) -> Rows: ...
-
-    @property
-    def labels(self) -> Tensor: ...
-
-
 def _parts(split: Split, positions: Tensor) -> Iterator[Tensor]:
     """The positions, halved until a batch of them fits: one panorama beside one tall image makes a huge canvas."""
     if len(positions) > 1 and split.store.padded_bytes(split.index[positions]) > MOST_PADDED_BYTES:
@@ -185,71 +175,77 @@ def embed(
 # --- checks before anything is fitted ---------------------------------------------------------------------------------
 
 
-def read_rows(values: Rows, start: int, stop: int, device: torch.device | str | None = None) -> Tensor:
-    """Rows start to stop as float32; only these are read from disk or converted."""
-    rows = values[start:stop]
-    chunk = rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, dtype=np.float32))
-    return chunk.to(device=device, dtype=torch.float32)
-
-
-def check_shape(name: str, features: Labelled) -> None:
-    if features.values.ndim != 2:
-        raise BadInput(f"{name} features have shape {tuple(features.values.shape)}: give one row per image")
-    if len(features.values) != len(features.labels):
-        raise BadInput(f"{name} features: {len(features.values)} rows but {len(features.labels)} labels")
-
-
-def check_finite(name: str, values: Tensor, offset: int = 0) -> None:
-    """Refuse NaN and infinity; the message names the first such row, counted from `offset`."""
-    if bool(torch.isfinite(values.sum())):  # fast check in one pass; a mere overflow of the sum passes below
-        return
-    faulty = (~torch.isfinite(values)).any(1).nonzero()
-    if len(faulty):
-        row = int(faulty[0])
-        kind = "NaN" if bool(torch.isnan(values[row]).any()) else "an infinite value"
-        raise BadInput(f"{name} features: row {offset + row} holds {kind}; embed the images again, or remove that row")
-
-
 def check_features(name: str, features: Features) -> Features:
-    """Check shape and values, and return the labelled rows."""
-    check_shape(name, features)
-    check_finite(name, features.values)
-    labelled = features if bool((features.labels >= 0).all()) else features.labelled()
-    if not len(labelled.labels):
+    """Refuse features that are no table of finite numbers, or without a label; returns the labelled rows."""
+    values, labels = features.pair
+    if values.ndim != 2 or len(values) != len(labels):
+        raise BadInput(f"{name} features: {tuple(values.shape)} with {len(labels)} labels; give one row per image")
+    for start in range(0, len(values), CHUNK):
+        rows = values[start : start + CHUNK]
+        if not bool(torch.isfinite(rows.float().sum())):  # quick; an overflow of the sum passes below
+            for row in (~torch.isfinite(rows)).any(1).nonzero()[:1, 0].tolist():
+                raise BadInput(
+                    f"{name} features: row {start + row} is not finite; embed the images again, or remove it"
+                )
+    if not bool((labels >= 0).any()):
         raise BadInput(f"{name} features: no labelled image; give labels of at least one")
-    return labelled
+    return features.labelled()
 
 
-def check_splits(**splits: Features) -> tuple[dict[str, Features], Tensor]:
-    """The splits with classes renumbered 0, 1, ..., and the original labels.
+def check_width(name: str, values: Tensor, expected: int) -> None:
+    if len(values) and values.shape[1] != expected:
+        raise BadInput(f"{name} features: width {values.shape[1]}, not {expected}; embed all with the same encoder")
 
-    Every split must have exactly the classes of the first one.
-    """
-    checked = {name: check_features(name, split) for name, split in splits.items()}
-    first = next(iter(checked))
-    classes = torch.unique(checked[first].labels)
+
+def number_classes(train: Features, others: Sequence[Features]) -> tuple[list[Features], Tensor]:
+    """The labelled rows with classes numbered 0, 1, ... by those of train, -1 for others; and the original labels."""
+    parts = [
+        check_features(name, part) for name, part in zip(("train", "test", "choose"), (train, *others), strict=False)
+    ]
+    for part in parts:
+        check_width("test", part.values, train.values.shape[1])
+    classes = torch.unique(parts[0].labels)
     if len(classes) < 2:
-        raise BadInput(f"{first} features: only class {int(classes[0])}; a classifier needs at least two classes")
-    width = checked[first].values.shape[1]
-    for name, split in checked.items():
-        if split.values.shape[1] != width:
-            raise BadInput(
-                f"{name} features are {split.values.shape[1]} wide, {first} features {width}: "
-                "embed both with the same encoder"
-            )
-        present = torch.unique(split.labels)
-        differing = torch.cat([classes[~torch.isin(classes, present)], present[~torch.isin(present, classes)]]).tolist()
-        if differing:
-            raise BadInput(
-                f"{name} split: {name_classes(differing)} in only one of it and the {first} split; give both the same"
-            )
-    renumbered = {
-        name: Features(split.values, torch.searchsorted(classes, split.labels)) for name, split in checked.items()
-    }
-    return renumbered, classes
+        raise BadInput(f"train features: only class {int(classes[0])}; a classifier needs at least two classes")
+    numbered = []
+    for values, labels in parts:
+        number = torch.searchsorted(classes.to(labels), labels).clamp(max=len(classes) - 1)
+        numbered.append(Features(values, torch.where(classes.to(labels)[number] == labels, number, -1)))
+    return numbered, classes
 
 
-def name_classes(classes: Sequence[object]) -> str:
-    """`class 3`, or `classes 1, 2, 3, 4, 5 and 7 more`."""
-    more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
-    return f"class{'es' if len(classes) > 1 else ''} {', '.join(map(str, classes[:5]))}{more}"
+# --- parts of the images ----------------------------------------------------------------------------------------------
+
+
+def hold_out(labels: Tensor, fraction: float = 0.1, seed: int = 0) -> Tensor:
+    """Mask of a stratified random sample: `fraction` of each class, at least one image and never all.
+
+    A class with one image has none held out.
+    """
+    if not 0 < fraction < 1:
+        raise BadInput(f"share = {fraction:g}: must be between 0 and 1")
+    _, row, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    if int(sizes.max()) < 2:
+        raise BadInput("every class has 1 image; holding some out needs 2, so add images")
+    order = _shuffle_by_class(row, seed)
+    rank = torch.empty_like(row)
+    rank[order] = torch.arange(len(row)) - (sizes.cumsum(0) - sizes)[row[order]]
+    count: Tensor = (fraction * sizes).round().long().clamp(min=1).minimum(sizes - 1)
+    return rank < count[row]
+
+
+def stratified_folds(labels: Tensor, folds: int = 5, seed: int = 0) -> Tensor:
+    """The fold of each image, 0 to folds - 1: the images of a class are dealt out evenly, in random order.
+
+    >>> stratified_folds(torch.tensor([0, 0, 1, 1]), 2).reshape(2, 2).sum(1)
+    tensor([1, 1])
+    """
+    fold = torch.empty(len(labels), dtype=torch.long)
+    fold[_shuffle_by_class(labels, seed)] = torch.arange(len(labels)) % folds
+    return fold
+
+
+def _shuffle_by_class(labels: Tensor, seed: int) -> Tensor:
+    """Positions sorted by class, in random order within each class."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    return order[torch.argsort(labels[order], stable=True)]

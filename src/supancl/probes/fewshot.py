@@ -8,7 +8,6 @@ support images, so Newton's method has only ways x shots unknowns, for every cla
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,13 +56,6 @@ class FewShot:
     def to_json(self) -> dict[str, Any]:
         content = to_json(self)
         return {"drawn": content.pop("episodes_digest"), "episodes": len(self.accuracies), **content}
-
-
-class Difference(NamedTuple):
-    """Mean of a's accuracy minus b's over the same episodes, in points, and the half-width of its 95% interval."""
-
-    mean: float
-    interval: float
 
 
 def sample_episodes(
@@ -182,19 +174,6 @@ def predict_episodes(values: Tensor, support: Tensor, query: Tensor, strength: f
     return ((query_points @ points.mT + 1) @ coefficients.mT).argmax(-1).view(query.shape)
 
 
-def _episode_accuracies(values: Tensor, support: Tensor, query: Tensor, strength: float) -> Tensor:
-    """(E,) fraction of correct answers."""
-    is_query = query >= 0
-    truth = torch.arange(support.shape[1], device=values.device)[:, None]
-    is_correct = (predict_episodes(values, support, query, strength) == truth) & is_query
-    return is_correct.sum((1, 2)).double() / is_query.sum((1, 2))
-
-
-def _chunks(episodes: Episodes, chunk: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    for support, query in zip(episodes.support.split(chunk), episodes.query.split(chunk), strict=True):
-        yield support.to(device), query.to(device)
-
-
 def few_shot(
     features: Features,
     ways: int = 5,
@@ -217,26 +196,25 @@ def few_shot(
     sampled = sample_episodes(labelled.labels.cpu(), ways, shots, queries, episodes, seed, fill_queries)
     values = labelled.values.to(device) if device is not None else labelled.values
     values = F.normalize(values, dim=1) if normalize else values
-    fractions = [
-        _episode_accuracies(values, support, query, strength)
-        for support, query in track(
-            _chunks(sampled, chunk, values.device), "episodes, in groups", len(sampled.support.split(chunk))
-        )
-    ]
+    truth, fractions = torch.arange(ways, device=values.device)[:, None], []
+    batches = list(zip(sampled.support.split(chunk), sampled.query.split(chunk), strict=True))
+    for rows in track(batches, "episodes, in groups"):
+        support, query = (part.to(values.device) for part in rows)
+        is_query = query >= 0
+        is_correct = (predict_episodes(values, support, query, strength) == truth) & is_query
+        fractions.append(is_correct.sum((1, 2)).double() / is_query.sum((1, 2)))
     accuracies = 100 * torch.cat(fractions).cpu()
-    query_counts, interval = (sampled.query >= 0).sum(-1), episode_half_width(accuracies)
-    digest = hashlib.sha256(sampled.support.numpy().tobytes() + sampled.query.numpy().tobytes()).hexdigest()[:16]
-    queries_used = (int(query_counts.min()), int(query_counts.max()))
-    settings = (ways, shots, queries, seed, sampled.dropped, digest, queries_used, fill_queries)
-    return FewShot(float(accuracies.mean()), interval, tuple(accuracies.tolist()), *settings)
-
-
-def paired_difference(a: FewShot, b: FewShot) -> Difference:
-    """How much better a is than b on the same episodes; far more precise than comparing two intervals."""
-    if a.episodes_digest != b.episodes_digest:
-        raise BadInput(
-            "the two few-shot results have different episodes: use the same images, ways, shots, "
-            "queries, episodes and seed for both"
-        )
-    difference = torch.tensor(a.accuracies, dtype=torch.float64) - torch.tensor(b.accuracies, dtype=torch.float64)
-    return Difference(float(difference.mean()), episode_half_width(difference))
+    query_counts = (sampled.query >= 0).sum(-1)
+    return FewShot(
+        float(accuracies.mean()),
+        episode_half_width(accuracies),
+        tuple(accuracies.tolist()),
+        ways,
+        shots,
+        queries,
+        seed,
+        sampled.dropped,
+        hashlib.sha256(sampled.support.numpy().tobytes() + sampled.query.numpy().tobytes()).hexdigest()[:16],
+        (int(query_counts.min()), int(query_counts.max())),
+        fill_queries,
+    )

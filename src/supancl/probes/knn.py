@@ -7,15 +7,16 @@ number of references, which may be in half precision or in a memory-mapped file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from supancl.core.labels import Labels
 from supancl.errors import BadInput
-from supancl.probes.features import Features, Labelled, Rows, check_finite, check_shape, read_rows
+from supancl.probes.features import Features, check_features, check_width
 from supancl.reporter import track
 
 Metric = Literal["cosine", "l2"]
@@ -59,11 +60,6 @@ def grouped_topk(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, member.gather(1, order)
 
 
-def _prepare(rows: Tensor, metric: Metric, centre: Tensor | None) -> Tensor:
-    """Unit rows for cosine, centred rows for l2 (which improves precision)."""
-    return F.normalize(rows, dim=1) if metric == "cosine" else rows - centre if centre is not None else rows
-
-
 def _similarity(queries: Tensor, references: Tensor, metric: Metric) -> Tensor:
     if metric == "cosine":
         return queries @ references.T
@@ -75,16 +71,9 @@ def _similarity(queries: Tensor, references: Tensor, metric: Metric) -> Tensor:
     )
 
 
-def _blocks(rows: Rows, chunk: int, device: torch.device, name: str) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, len(rows), chunk):
-        block = read_rows(rows, start, start + chunk, device)
-        check_finite(name, block, start)
-        yield start, block
-
-
 def neighbours(
-    reference: Labelled,
-    queries: Rows,
+    reference: Features,
+    queries: Tensor,
     k: int,
     metric: Metric = "cosine",
     chunk: int = QUERY_CHUNK,
@@ -97,65 +86,43 @@ def neighbours(
     `chunk` queries are compared with `reference_chunk` references at a time; 16 chunks of queries stay on the device
     per pass over the references. With `leave_one_out` the queries are the references, and none is its own neighbour.
     """
-    if metric not in ("cosine", "l2"):
-        raise BadInput(f"metric = {metric!r}: must be cosine or l2")
-    if k < 1:
-        raise BadInput(f"k = {k}: must be at least 1")
-    check_shape("reference", reference)
-    if len(queries) and queries.shape[1] != reference.values.shape[1]:
-        raise BadInput(
-            f"query features are {queries.shape[1]} wide, reference features {reference.values.shape[1]}: "
-            "embed both with the same encoder"
-        )
-    device = torch.device(device if device is not None else getattr(reference.values, "device", "cpu"))
+    if metric not in ("cosine", "l2") or k < 1:
+        raise BadInput(f"metric = {metric!r}, k = {k}: the metric must be cosine or l2, and k at least 1")
+    check_features("reference", reference)
+    if len(queries):
+        check_features("query", Features(queries, torch.zeros(len(queries))))
+        check_width("query", queries, reference.values.shape[1])
+    device = torch.device(device if device is not None else reference.values.device)
     has_label = reference.labels.to(device) >= 0
-    k = min(k, int(has_label.sum()) - leave_one_out)
-    centre = read_rows(reference.values, 0, reference_chunk, device).mean(0) if metric == "l2" else None
+    k, all_labelled = min(k, int(has_label.sum()) - leave_one_out), bool(has_label.all())
     values = torch.full((len(queries), k), -math.inf, device=device)
     rows = torch.zeros(len(queries), k, dtype=torch.long, device=device)
-    all_labelled = bool(has_label.all())
-    tiles = _tiles(queries, reference.values, chunk, reference_chunk, device, lambda x: _prepare(x, metric, centre))
-    count = math.ceil(len(queries) / chunk) * math.ceil(len(reference.values) / reference_chunk)
-    for start, block, begin, references in track(tiles, "comparing features", count):
-        similarity = _similarity(block, references, metric)
+    centre = reference.values[:reference_chunk].to(device, torch.float32).mean(0)  # improves the precision of l2
+
+    def chunks(values: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+        for start in range(0, len(values), size):
+            block = values[start : start + size].to(device, torch.float32)
+            yield start, F.normalize(block, dim=1) if metric == "cosine" else block - centre
+
+    def tiles() -> Iterator[tuple[int, Tensor, int, Tensor]]:
+        for start, block in chunks(queries, 16 * chunk):
+            for begin, part in chunks(reference.values, reference_chunk):
+                for low in range(0, len(block), chunk):
+                    yield start + low, block[low : low + chunk], begin, part
+
+    count = math.ceil(len(queries) / chunk) * math.ceil(len(reference) / reference_chunk)
+    for start, block, begin, part in track(tiles(), "comparing features", count):
+        similarity = _similarity(block, part, metric)
         if not all_labelled:
-            similarity[:, ~has_label[begin : begin + len(references)]] = -math.inf
-        if leave_one_out:
-            _mask_self(similarity, start - begin)
+            similarity[:, ~has_label[begin : begin + len(part)]] = -math.inf
+        if leave_one_out and -len(similarity) < start - begin < similarity.shape[1]:
+            similarity.diagonal(start - begin).fill_(-math.inf)
+        new_values, columns = grouped_topk(similarity, k)
         own = slice(start, start + len(block))
-        _merge(values[own], rows[own], *grouped_topk(similarity, k), begin)
+        both, both_rows = torch.cat([values[own], new_values], 1), torch.cat([rows[own], columns + begin], 1)
+        values[own], order = both.topk(k, dim=1)
+        rows[own] = both_rows.gather(1, order)
     return Neighbours(values, rows)
-
-
-def _tiles(
-    queries: Rows,
-    references: Rows,
-    chunk: int,
-    reference_chunk: int,
-    device: torch.device,
-    prepare: Callable[[Tensor], Tensor],
-) -> Iterator[tuple[int, Tensor, int, Tensor]]:
-    """Every chunk of queries with every chunk of references, each with the number of its first row."""
-    for start, block in _blocks(queries, 16 * chunk, device, "query"):
-        block = prepare(block)
-        for begin, part in _blocks(references, reference_chunk, device, "reference"):
-            part = prepare(part)
-            for low in range(0, len(block), chunk):
-                yield start + low, block[low : low + chunk], begin, part
-
-
-def _mask_self(similarity: Tensor, shift: int) -> None:
-    """Set the similarity of each image with itself, row i and column i + shift, to minus infinity."""
-    if -len(similarity) < shift < similarity.shape[1]:
-        similarity.diagonal(shift).fill_(-math.inf)
-
-
-def _merge(values: Tensor, rows: Tensor, new_values: Tensor, new_columns: Tensor, begin: int) -> None:
-    """Update the best values and rows in place with new candidates."""
-    both, both_rows = torch.cat([values, new_values], 1), torch.cat([rows, new_columns + begin], 1)
-    top, order = both.topk(values.shape[1], dim=1)
-    values.copy_(top)
-    rows.copy_(both_rows.gather(1, order))
 
 
 def count_votes(matches: Neighbours, labels: Tensor, k: int, temperature: float, classes: int) -> Tensor:
@@ -165,13 +132,11 @@ def count_votes(matches: Neighbours, labels: Tensor, k: int, temperature: float,
     divides its vote among its classes by their weights.
     """
     weight = vote_weights(matches, k, temperature)
-    votes = weight.new_zeros(len(weight), classes)
-    neighbour_labels = labels.to(weight.device)[matches.rows[:, :k]]
-    if labels.ndim == 3:
-        numbers, weights = neighbour_labels.unbind(-1)  # padding has weight 0, whatever its class
-        divided = weight[..., None] * weights.to(weight) / weights.sum(-1, keepdim=True)
-        return votes.scatter_add_(1, numbers.long().clamp(min=0).flatten(1), divided.flatten(1))
-    return votes.scatter_add_(1, neighbour_labels, weight)
+    theirs = Labels.of(labels.to(weight.device)[matches.rows[:, :k].flatten()])
+    weights = theirs.weights.to(weight)  # 0 for padding
+    divided = weight.flatten()[:, None] * weights / weights.sum(1, keepdim=True)
+    numbers = theirs.classes.clamp(min=0).view(len(weight), -1)
+    return weight.new_zeros(len(weight), classes).scatter_add_(1, numbers, divided.view_as(numbers))
 
 
 def vote_weights(matches: Neighbours, k: int, temperature: float) -> Tensor:
@@ -181,14 +146,6 @@ def vote_weights(matches: Neighbours, k: int, temperature: float) -> Tensor:
     similarity = matches.similarity[:, :k]
     # relative to the nearest one, because exp(1 / 0.01) would overflow
     return ((similarity - similarity[:, :1]) / temperature).exp()
-
-
-def vote(matches: Neighbours, labels: Tensor, k: int, temperature: float) -> Tensor:
-    """The class with the most votes; see `count_votes`."""
-    classes = int(labels.max()) + 1
-    size = max(1, MOST_VOTES // classes)
-    parts = [Neighbours(*part) for part in zip(matches.similarity.split(size), matches.rows.split(size), strict=True)]
-    return torch.cat([count_votes(part, labels, k, temperature, classes).argmax(1) for part in parts])
 
 
 def equalize(values: Tensor) -> Tensor:
@@ -213,7 +170,7 @@ def default_k(references: Tensor, leave_one_out: bool = False) -> int:
 
 
 def knn_answers(
-    reference: Labelled,
+    reference: Features,
     queries: Features,
     ks: Sequence[int],
     temperature: float = 0.1,
@@ -226,58 +183,45 @@ def knn_answers(
 
     With `leave_one_out` the queries are the first of the references, all labelled, and none is its own neighbour.
     """
-    labelled, pairs = queries.labelled(), getattr(reference, "pairs", None)
+    values, pairs = queries.labelled().values, reference.pairs
     if leave_one_out and len(reference.labels) < 2:
         raise BadInput(f"leave-one-out needs two labelled images, and there are {len(reference.labels)}")
-    matches = neighbours(reference, labelled.values, max(ks), metric, device=device, leave_one_out=leave_one_out)
-    if pairs is None:
-        return {k: vote(matches, reference.labels, k, temperature).cpu() for k in ks}
-    votes = {k: count_votes(matches, pairs, k, temperature, classes) for k in ks}
-    return {k: equalize(vote / vote.sum(1, keepdim=True)).cpu() for k, vote in votes.items()}
-
-
-def knn_predict(
-    reference: Labelled,
-    queries: Rows,
-    k: int = DEFAULT_K,
-    temperature: float = 0.1,
-    chunk: int = QUERY_CHUNK,
-    metric: Metric = "cosine",
-    reference_chunk: int = REFERENCE_CHUNK,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """The class of each query: its k most similar references vote with weight exp(similarity / temperature).
-
-    >>> reference = Features(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([7, 7, 2]))
-    >>> knn_predict(reference, torch.tensor([[2.0, 0.1], [0.1, 1.0]]), k=2)
-    tensor([7, 2])
-    """
-    if not bool((reference.labels >= 0).any()):
-        raise BadInput("reference features: no labelled image; k-NN needs at least one")
-    matches = neighbours(reference, queries, k, metric, chunk, reference_chunk, device)
-    return vote(matches, reference.labels, k, temperature)
+    matches = neighbours(reference, values, max(ks), metric, device=device, leave_one_out=leave_one_out)
+    labels, classes = (reference.labels, int(reference.labels.max()) + 1) if pairs is None else (pairs, classes)
+    size = max(1, MOST_VOTES // classes)
+    parts = [Neighbours(*part) for part in zip(matches.similarity.split(size), matches.rows.split(size), strict=True)]
+    answers = {}
+    for k in ks:
+        votes = (count_votes(part, labels, k, temperature, classes) for part in parts)
+        said = [part.argmax(1) if pairs is None else equalize(part / part.sum(1, keepdim=True)) for part in votes]
+        answers[k] = torch.cat(said).cpu() if said else torch.empty(0, dtype=torch.long)
+    return answers
 
 
 def knn_accuracy(
-    reference: Labelled,
+    reference: Features,
     queries: Features,
     k: int = DEFAULT_K,
     temperature: float = 0.1,
-    chunk: int = QUERY_CHUNK,
     metric: Metric = "cosine",
-    reference_chunk: int = REFERENCE_CHUNK,
     device: torch.device | str | None = None,
+    leave_one_out: bool = False,
 ) -> float:
-    """Accuracy in percent over the labelled queries; nan where one side has no label."""
-    labelled = queries.labelled()
-    if not len(labelled) or not bool((reference.labels >= 0).any()):
+    """Accuracy in percent over the labelled queries; nan where one side has no label.
+
+    The k most similar references of an image vote with weight exp(similarity / temperature).
+
+    >>> reference = Features(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([7, 7, 2]))
+    >>> knn_accuracy(reference, Features(torch.tensor([[2.0, 0.1], [0.1, 1.0]]), torch.tensor([7, 2])), k=2)
+    100.0
+    """
+    reference, queries = reference.labelled() if leave_one_out else reference, queries.labelled()
+    if not len(queries) or not bool((reference.labels >= 0).any()):
         return math.nan
-    predicted = knn_predict(reference, labelled.values, k, temperature, chunk, metric, reference_chunk, device)
-    return 100 * float((predicted == labelled.labels.to(predicted.device)).double().mean())
+    predicted = knn_answers(reference, queries, (k,), temperature, metric, device, leave_one_out)[k]
+    return 100 * float((predicted == queries.labels.cpu()).double().mean())
 
 
 def knn_leave_one_out(features: Features, k: int = DEFAULT_K, temperature: float = 0.1) -> float:
     """Accuracy in percent on one split, each labelled image classified by all the others."""
-    labelled = features.labelled()
-    predicted = knn_answers(labelled, labelled, (k,), temperature, leave_one_out=True)[k]
-    return 100 * float((predicted == labelled.labels.cpu()).double().mean())
+    return knn_accuracy(features, features, k, temperature, leave_one_out=True)

@@ -8,7 +8,6 @@ trained on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,23 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.errors import BadInput, plural
+from supancl.errors import BadInput
 from supancl.probes.classifiers import USUAL_DEVIATION
-from supancl.probes.features import Features, check_finite, check_shape
+from supancl.probes.features import Features, check_features, stratified_folds
 from supancl.probes.knn import Neighbours, count_votes, default_k, neighbours
-from supancl.probes.linear import Standardized, stratified_folds
+from supancl.probes.linear import Standardized
 from supancl.probes.logistic import Problem, solve, solve_path
+from supancl.reporter import track, track_task
 from supancl.stats import Interval, wilson_interval
-
-Progress = Callable[[str, int, int], None]
 
 FOLDS = 5
 KNN_TEMPERATURE = 0.1
 RIDGES = (2.5e-4, 2.5e-3, 2.5e-2, 2.5e-1)  # per training image, on standardised features
 MIN_CHOOSING = 2000  # images that choose the ridge, if there are as many
-QUERY_BLOCK = 4096  # images whose neighbours are searched between two reports of progress
 CHUNK = 8192
-MIN_PER_CLASS = 2  # a class with one image has no other to compare it with
 
 # The rule of `combine_evidence`, chosen by experiments/audit (commit 7377e4b1): weights of the three parts, and what is
 # added to a share, so that no part alone can condemn a label.
@@ -82,108 +78,81 @@ class LabelScores:
 def label_scores(
     features: Features,
     k: int | None = None,
-    folds: int = FOLDS,
     seed: int = 0,
     device: torch.device | str | None = None,
-    progress: Progress | None = None,
     matches: Neighbours | None = None,
 ) -> LabelScores:
     """Judge every label of the features by the other images. `k` is the number of neighbours (None: `default_k`).
 
-    `matches`: the k nearest other images or more of each judged image, if they are known already.
+    `seed` is of the folds. `matches`: the k nearest other images or more of each judged image, if they are known.
 
     >>> values = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.9, 0.0], [1.0, 0.2], [0.0, 1.0], [0.1, 1.0], [0.0, 0.9]])
     >>> scores = label_scores(Features(values, torch.tensor([7, 7, 7, 9, 9, 9, 9])), k=2)
     >>> scores.order()[0], scores.suggested[3]
     (tensor(3), tensor(7))
     """
-    check_shape("audited", features)
+    check_features("audited", features)
     device = torch.device(device if device is not None else features.values.device)
     rows = judged_rows(features.labels)
     values, given = features.values[rows].to(device), features.labels[rows].to(device)
-    check_finite("audited", values)
     classes, labels = torch.unique(given, return_inverse=True)
     if len(classes) < 2:
-        raise BadInput(
-            f"{plural(len(classes), 'class', 'classes')} with two labelled images or more: "
-            "labels can only be judged against those of at least two classes"
-        )
+        raise BadInput("labels can only be judged between two classes with two labelled images or more")
     k = default_k(labels.cpu(), leave_one_out=True) if k is None else min(k, len(labels) - 1)
-    if k < 1:
-        raise BadInput(f"k = {k}: at least one neighbour must vote")
     if matches is None:
-        matches = other_neighbours(Features(values, labels), k, progress)
+        matches = neighbours(Features(values, labels), values, k, leave_one_out=True)
     votes = count_votes(matches, labels, k, KNN_TEMPERATURE, len(classes))
     votes /= votes.sum(1, keepdim=True)
-    cosines = class_mean_cosines(values, labels, len(classes))
-    probabilities = linear_probabilities(values, labels, len(classes), folds, seed, progress)
-    evidence = combine_evidence(votes, cosines, probabilities)
-    best, score = evidence.max(1), at_labels(evidence, labels)
-    is_better = best.values > score
+    cosines, fold = class_mean_cosines(values, labels, len(classes)), folds_of(labels, seed)
+    probabilities = linear_probabilities(values, labels, len(classes), fold)
+    evidence, own = combine_evidence(votes, cosines, probabilities), labels[:, None]
+    best, score = evidence.max(1), evidence.gather(1, own)[:, 0]
+    others = cosines.scatter(1, own, -math.inf).amax(1)
     return LabelScores(
         rows=rows,
         labels=given.cpu(),
-        suggested=torch.where(is_better, classes[best.indices], given).cpu(),
+        suggested=torch.where(best.values > score, classes[best.indices], given).cpu(),
         score=score.cpu(),
         suggested_score=best.values.cpu(),
-        vote=at_labels(votes, labels).cpu(),
-        margin=(at_labels(cosines, labels) - best_other(cosines, labels)).cpu(),
-        linear=at_labels(probabilities, labels).cpu(),
+        vote=votes.gather(1, own)[:, 0].cpu(),
+        margin=(cosines.gather(1, own)[:, 0] - others).cpu(),
+        linear=probabilities.gather(1, own)[:, 0].cpu(),
         votes=votes.cpu(),
         probabilities=probabilities.cpu(),
         classes=classes.cpu(),
-        fold=fold_numbers(labels.cpu(), folds, seed),
+        fold=fold.cpu(),
         k=k,
     )
 
 
 def judged_rows(labels: Tensor) -> Tensor:
-    """Rows whose class has at least two labelled images."""
+    """Rows whose class has at least two labelled images: one has no other to be compared with."""
     _, number, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    can_be_judged: Tensor = (labels >= 0) & (sizes[number] >= MIN_PER_CLASS)
-    return can_be_judged.nonzero()[:, 0]
+    has_other: Tensor = (labels >= 0) & (sizes[number] >= 2)
+    return has_other.nonzero()[:, 0]
+
+
+def folds_of(labels: Tensor, seed: int = 0) -> Tensor:
+    """The fold of each image for the linear classifier, at most as many folds as images."""
+    return stratified_folds(labels.cpu(), min(FOLDS, len(labels)), seed).to(labels.device)
 
 
 def combine_evidence(votes: Tensor, cosines: Tensor, probabilities: Tensor) -> Tensor:
     """(N, classes): the evidence for each class, from 0 to 1.
 
-    Each of the three parts divides 1 among the classes of an image. The evidence for a class is the weighted mean of
-    the logarithms of its shares, from 0 (none of any part) to 1 (all of each): a part that is sure that a class is
-    wrong outweighs one that is in doubt, as in a product of probabilities.
+    Each of the three parts divides 1 among the classes of an image, cosines by a softmax. The evidence for a class is
+    the weighted mean of the logarithms of its shares, from 0 (none of any part) to 1 (all of each): a part that is sure
+    that a class is wrong outweighs one that is in doubt, as in a product of probabilities.
     """
-    weighted = ((VOTE_WEIGHT, votes), (MEANS_WEIGHT, cosine_shares(cosines)), (LINEAR_WEIGHT, probabilities))
+    deviation = cosines.std(1, correction=0).mean().clamp(min=1e-6)  # less is rounding
+    shares = (cosines * (USUAL_DEVIATION / deviation)).softmax(1)
     evidence = torch.zeros_like(votes)
-    for weight, fractions in weighted:
+    for weight, fractions in ((VOTE_WEIGHT, votes), (MEANS_WEIGHT, shares), (LINEAR_WEIGHT, probabilities)):
         evidence += weight * (fractions / LEAST_SHARE).log1p() / math.log1p(1 / LEAST_SHARE)
     return evidence
 
 
-def cosine_shares(cosines: Tensor) -> Tensor:
-    """Softmax of the cosines to class means, scaled so that their deviation over classes is usual for logits."""
-    deviation = cosines.std(1, correction=0).mean().clamp(min=1e-6)  # less is rounding
-    return (cosines * (USUAL_DEVIATION / deviation)).softmax(1)
-
-
 # --- the three parts --------------------------------------------------------------------------------------------------
-
-
-def other_neighbours(
-    features: Features, k: int, progress: Progress | None = None, task: str = "comparing images"
-) -> Neighbours:
-    """The k nearest of the other labelled images for each image, by cosine, on the features' device."""
-    similarities, rows, total = [], [], len(features.values)
-    for start in range(0, total, QUERY_BLOCK):
-        block = features.values[start : start + QUERY_BLOCK]
-        matches = neighbours(features, block, k + 1)  # one more: usually the image itself
-        own = torch.arange(start, start + len(block), device=matches.rows.device)[:, None]
-        is_self = matches.rows == own
-        is_self[:, -1] |= ~is_self.any(1)  # k + 1 others are exactly as near: the last one is left out instead
-        keep = ~is_self
-        similarities.append(matches.similarity[keep].reshape(len(block), -1))
-        rows.append(matches.rows[keep].reshape(len(block), -1))
-        if progress is not None:
-            progress(task, start + len(block), total)
-    return Neighbours(torch.cat(similarities), torch.cat(rows))
 
 
 def class_mean_cosines(values: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -201,59 +170,28 @@ def class_mean_cosines(values: Tensor, labels: Tensor, classes: int) -> Tensor:
     return cosines
 
 
-def linear_probabilities(
-    values: Tensor,
-    labels: Tensor,
-    classes: int,
-    folds: int = FOLDS,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Tensor:
+def linear_probabilities(values: Tensor, labels: Tensor, classes: int, fold: Tensor) -> Tensor:
     """(N, classes) probabilities by logistic regression on the other folds.
 
     One ridge of `RIDGES` serves all folds: the one that predicts the given labels best out of fold.
     """
-    fold = fold_numbers(labels.cpu(), folds, seed).to(labels.device)
-    rows = Standardized(values.float(), torch.float32).rows(values.float(), torch.float32)
+    with track_task("scaling features"):
+        rows = Standardized(values.float(), torch.float32).rows(values.float(), torch.float32)
     tested = [fold == number for number in range(int(fold.max()) + 1)]
-    choosing = tested[: math.ceil(MIN_CHOOSING * len(tested) / len(rows))]
-    right, fits = dict.fromkeys(RIDGES, 0), 0
-
-    def problem(is_tested: Tensor) -> Problem:
-        nonlocal fits
-        if progress is not None:
-            progress("fitting a linear classifier", fits, len(choosing) + len(tested))
-        fits += 1
-        return Problem(rows[~is_tested], labels[~is_tested], classes)
-
-    for is_tested in choosing:
-        fit = problem(is_tested)
-        weights = [ridge * len(fit.rows) for ridge in reversed(RIDGES)]
-        for ridge, solution in zip(reversed(RIDGES), solve_path(fit, weights), strict=True):
+    right = dict.fromkeys(RIDGES, 0)
+    for is_tested in track(tested[: math.ceil(MIN_CHOOSING * len(tested) / len(rows))], "choosing a ridge"):
+        problem = Problem(rows[~is_tested], labels[~is_tested], classes)
+        weights = [ridge * len(problem.rows) for ridge in reversed(RIDGES)]
+        for ridge, solution in zip(reversed(RIDGES), solve_path(problem, weights), strict=True):
             predicted = (rows[is_tested] @ solution.parameters.T).argmax(1)
             right[ridge] += int((predicted == labels[is_tested]).sum())
     best = max(RIDGES, key=lambda ridge: (right[ridge], ridge))
     probabilities = rows.new_empty(len(rows), classes)
-    for is_tested in tested:
-        fit = problem(is_tested)
-        parameters = solve(fit, best * len(fit.rows)).parameters
+    for is_tested in track(tested, "fitting linear classifiers"):
+        problem = Problem(rows[~is_tested], labels[~is_tested], classes)
+        parameters = solve(problem, best * len(problem.rows)).parameters
         probabilities[is_tested] = (rows[is_tested] @ parameters.T).softmax(1)
-    if progress is not None:
-        progress("fitting a linear classifier", fits, fits)
     return probabilities
-
-
-def fold_numbers(labels: Tensor, folds: int, seed: int) -> Tensor:
-    """The fold of each image, at most as many folds as images."""
-    return stratified_folds(labels, min(folds, len(labels)), seed)
-
-
-def at_labels(table: Tensor, labels: Tensor) -> Tensor:
-    return table.gather(1, labels[:, None])[:, 0]
-
-
-def best_other(table: Tensor, labels: Tensor) -> Tensor:
-    return table.scatter(1, labels[:, None], -math.inf).amax(1)
 
 
 # --- how many are wrong -----------------------------------------------------------------------------------------------
@@ -316,11 +254,11 @@ class Confident(NamedTuple):
 
 def _agreement_beyond_chance(scores: LabelScores, confident: Confident) -> Interval:
     """Cohen's kappa of the two classifiers, its chance from how often each predicts a class; with Wilson's interval."""
-    frequencies = [
-        torch.bincount(answers.argmax(1), minlength=len(scores.classes)).double() / len(answers)
-        for answers in (scores.votes, scores.probabilities)
-    ]
-    chance = min(float((frequencies[0] * frequencies[1]).sum()), 1 - 1e-9)
+    knn, linear = (
+        torch.bincount(table.argmax(1), minlength=len(scores.classes)).double() / len(table)
+        for table in (scores.votes, scores.probabilities)
+    )
+    chance = min(float((knn * linear).sum()), 1 - 1e-9)
     agreement = wilson_interval(100 * confident.agreement, confident.effective)
     return Interval(*((value / 100 - chance) / (1 - chance) for value in agreement))
 
@@ -333,21 +271,13 @@ def _count_confident(scores: LabelScores, fraction: float, by_class: bool) -> Co
     mean, agreement, squares, total = 0.0, 0.0, 0.0, 0
     group = predicted if by_class else torch.zeros_like(predicted)
     for number in torch.unique(group).tolist():
-        members = (group == number).nonzero()[:, 0]
-        confident = torch.cat(
-            [_most_confident(within, confidence, fraction) for within in _by_fold(members, scores.fold)]
-        )
-        weight = len(members) / len(predicted)
-        mean += weight * float(differs[confident].mean())
-        agreement += weight * float(agrees[confident].mean())
-        squares += weight**2 / len(confident)
-        total += len(confident)
+        members, confident = (group == number).nonzero()[:, 0], []
+        for fold in torch.unique(scores.fold[members]).tolist():
+            within = members[scores.fold[members] == fold]
+            confident.append(within[confidence[within].topk(math.ceil(fraction * len(within))).indices])
+        rows, weight = torch.cat(confident), len(members) / len(predicted)
+        mean += weight * float(differs[rows].mean())
+        agreement += weight * float(agrees[rows].mean())
+        squares += weight**2 / len(rows)
+        total += len(rows)
     return Confident(mean, agreement, 1 / squares, total)
-
-
-def _by_fold(members: Tensor, fold: Tensor) -> list[Tensor]:
-    return [members[fold[members] == i] for i in torch.unique(fold[members]).tolist()]
-
-
-def _most_confident(members: Tensor, confidence: Tensor, fraction: float) -> Tensor:
-    return members[confidence[members].topk(math.ceil(fraction * len(members))).indices]

@@ -20,7 +20,7 @@ weights on separable features make p nearly 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,51 +33,13 @@ EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, -1.0), (3.0, -3.0, 1.0), (4.0, -6.0, 4.0,
 
 MIN_PROBABILITY = 1e-24  # smaller ones become 0: below rounding, and their products would be slow subnormals
 MAX_LENGTHS = 40  # step lengths per line search
+POLISH_TOLERANCE = 1e-4  # tolerance of `polish`; its limits follow
+NEWTON_STEPS = 100
+NEWTON_PRODUCTS = 3000  # Hessian-vector products over all steps; features of encoders need tens
 
 
 def append_ones(values: Tensor) -> Tensor:
     return torch.cat([values, values.new_ones(len(values), 1)], 1)
-
-
-def identity(values: Tensor) -> Tensor:
-    return values
-
-
-def principal_axes(
-    values: Tensor,
-    dtype: torch.dtype = torch.float64,
-    chunk: int = 8192,
-    scaled: Callable[[Tensor], Tensor] = identity,
-) -> Tensor:
-    """(width + 1, r) orthonormal axes that span every row of the features with a one appended.
-
-    Any rotation gives the same problem, so the axes need no more precision than the later arithmetic.
-    `scaled` is applied to the features first, in chunks.
-
-    >>> axes = principal_axes(torch.randn(5, 9))
-    >>> axes.shape, bool(torch.allclose(axes.T @ axes, torch.eye(5).double()))
-    (torch.Size([10, 5]), True)
-    """
-    if len(values) <= values.shape[1]:
-        rows = append_ones(scaled(values.to(dtype)))
-        directions = rows.T @ torch.linalg.eigh(rows @ rows.T)[1].flip(1)
-        vectors: Tensor = torch.linalg.qr(directions)[0]  # orthonormal even if a singular value is zero
-        return vectors
-    gram = torch.zeros(values.shape[1] + 1, values.shape[1] + 1, dtype=dtype, device=values.device)
-    for start in range(0, len(values), chunk):
-        rows = append_ones(scaled(values[start : start + chunk].to(dtype)))
-        gram.addmm_(rows.T, rows)
-    vectors = torch.linalg.eigh(gram)[1]
-    return vectors.flip(1)
-
-
-def rotate(values: Tensor, axes: Tensor, chunk: int = 8192, scaled: Callable[[Tensor], Tensor] = identity) -> Tensor:
-    """The rows (`scaled`, with a one appended) in the coordinates of the axes."""
-    rotated = torch.empty(len(values), axes.shape[1], dtype=axes.dtype, device=values.device)
-    for start in range(0, len(values), chunk):
-        rows = scaled(values[start : start + chunk].to(axes.dtype))
-        torch.mm(append_ones(rows), axes, out=rotated[start : start + chunk])
-    return rotated
 
 
 class Slope(NamedTuple):
@@ -171,49 +133,46 @@ class OneVsRest(Problem):
         return self.gradient(self.margins(direction).mul_(probability * (1 - probability)))
 
 
+class Pair(NamedTuple):
+    """A step, the change of the gradient over it (including the ridge's), and their product."""
+
+    step: Tensor
+    change: Tensor
+    product: Tensor
+
+
 @dataclass
 class LbfgsMemory:
     """L-BFGS pairs of a step and the change of the gradient; the ridge contributes 2 * weight * step to the change."""
 
     size: int = 10
     weight: float = 0.0
-    steps: list[Tensor] = field(default_factory=list)
-    changes: list[Tensor] = field(default_factory=list)  # including the ridge's at `weight`
-    products: list[Tensor] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
 
     def add(self, step: Tensor, change: Tensor) -> None:
         """Add a step and the change of the cross-entropy's gradient over it."""
-        self.steps.append(step.flatten())
-        self.changes.append(torch.add(change, step, alpha=2 * self.weight).flatten())
-        self.products.append(torch.dot(self.steps[-1], self.changes[-1]))
-        for items in (self.steps, self.changes, self.products):
-            del items[: -self.size]
+        step, change = step.flatten(), torch.add(change, step, alpha=2 * self.weight).flatten()
+        self.pairs = [*self.pairs, Pair(step, change, torch.dot(step, change))][-self.size :]
 
     def move(self, weight: float, factor: float = 1.0) -> None:
         """Adapt the pairs to another weight, where the cross-entropy's curvature is `factor` times as large."""
-        for step, change in zip(self.steps, self.changes, strict=True):
+        for step, change, _ in self.pairs:
             change.mul_(factor).add_(step, alpha=2 * (weight - factor * self.weight))
-        self.products = [torch.dot(step, change) for step, change in zip(self.steps, self.changes, strict=True)]
+        self.pairs = [pair._replace(product=torch.dot(pair.step, pair.change)) for pair in self.pairs]
         self.weight = weight
-
-    def clear(self) -> None:
-        for items in (self.steps, self.changes, self.products):
-            items.clear()
 
     def direction(self, gradient: Tensor, diagonal: Tensor) -> Tensor:
         """- H gradient by the two-loop recursion around the inverse diagonal."""
         result, diagonal = gradient.flatten().clone(), diagonal.flatten()
         coefficients = []
-        for step, change, product in zip(*map(reversed, (self.steps, self.changes, self.products)), strict=True):
-            coefficient = torch.dot(step, result) / product
-            coefficients.append(coefficient)
-            result.addcmul_(change, coefficient, value=-1)
+        for step, change, product in reversed(self.pairs):
+            coefficients.append(torch.dot(step, result) / product)
+            result.addcmul_(change, coefficients[-1], value=-1)
         result /= diagonal
-        if coefficients:
-            result *= self.products[-1] / torch.dot(self.changes[-1] / diagonal, self.changes[-1])
-        for step, change, product, coefficient in zip(
-            self.steps, self.changes, self.products, reversed(coefficients), strict=True
-        ):
+        if self.pairs:
+            last = self.pairs[-1]
+            result *= last.product / torch.dot(last.change / diagonal, last.change)
+        for (step, change, product), coefficient in zip(self.pairs, reversed(coefficients), strict=True):
             result.addcmul_(step, coefficient - torch.dot(change, result) / product)
         return result.neg_().view_as(gradient)
 
@@ -304,7 +263,7 @@ def solve(
         direction = memory.direction(gradient, diagonal)
         slope = float((direction * gradient).sum(dtype=torch.float64))
         if not slope < 0:  # rounding errors in the pairs
-            memory.clear()
+            memory.pairs = []
             direction = -gradient / diagonal
             slope = float((direction * gradient).sum(dtype=torch.float64))
         penalized_loss = loss + weight * size**2
@@ -361,3 +320,75 @@ def _extrapolate(problem: Problem, weight: float, past: Sequence[Solution]) -> t
         if penalized_loss < lowest:
             lowest, start, its_margins = penalized_loss, guess, margins
     return start, its_margins
+
+
+# --- from single to double precision ----------------------------------------------------------------------------------
+
+
+def polish(
+    problem: Problem, single: Problem, weight: float, start: Tensor, tolerance: float = POLISH_TOLERANCE
+) -> Solution:
+    """Refine a solution in double precision, until the gradient is below `tolerance` of the ridge's gradient.
+
+    `problem` is in double precision, `single` holds the same rows in single precision. The parameters are then within
+    `tolerance` of the optimum, relative to their norm, and about that fraction of predictions may differ. `cut_off`
+    means that the steps ran out before.
+    """
+    parameters = start.to(problem.rows.dtype)
+    margins = problem.margins(parameters)
+    loss, residual = problem.slope(margins)
+    products, relative, converged = 0, float("inf"), False
+    for step in range(NEWTON_STEPS + 1):
+        gradient = problem.gradient(residual).add_(parameters, alpha=2 * weight)
+        relative = float(gradient.norm()) / max(2 * weight * float(parameters.norm()), 1e-300)
+        converged = relative <= tolerance
+        if converged or step == NEWTON_STEPS or products >= NEWTON_PRODUCTS:
+            break
+        required_residual = min(0.3, max(0.01, 0.3 * tolerance / relative))
+        direction, products_used = newton_direction(
+            single, residual, gradient, weight, required_residual, NEWTON_PRODUCTS - products
+        )
+        products += products_used
+        slope, squared = float((direction * gradient).sum()), float(direction.square().sum())
+        if not slope < 0:
+            break
+        ridge = 2 * weight * float((parameters * direction).sum()), 2 * weight * squared
+        length, margins, (loss, residual) = find_step_length(problem, margins, problem.margins(direction), ridge, slope)
+        parameters = parameters + length * direction
+        if length * squared**0.5 <= torch.finfo(parameters.dtype).eps * float(parameters.norm()):
+            converged = True  # limit of double precision
+            break
+    penalized_loss = loss + weight * float(parameters.square().sum())
+    return Solution(weight, parameters, margins, penalized_loss, relative, products, not converged)
+
+
+def newton_direction(
+    problem: Problem, residual: Tensor, gradient: Tensor, weight: float, required_residual: float, max_products: int
+) -> tuple[Tensor, int]:
+    """- H^-1 gradient up to a relative residual, by conjugate gradients; and the number of products used."""
+    slopes = residual.to(problem.rows.dtype)
+    diagonal = problem.curvature(slopes).add_(2 * weight)
+    size = gradient.norm()
+    remainder = (gradient / -size).to(problem.rows.dtype)
+    direction = torch.zeros_like(remainder)
+    scaled = remainder / diagonal
+    along, energy = scaled.clone(), _dot(remainder, scaled)
+    products_used = 0
+    while products_used < max_products:
+        products_used += 1
+        product = problem.hessian_product(slopes, along).add_(along, alpha=2 * weight)
+        curvature = _dot(along, product)
+        if not curvature > 0:  # rounding errors
+            break
+        direction.add_(along, alpha=energy / curvature)
+        remainder.sub_(product, alpha=energy / curvature)
+        if float(remainder.norm()) <= required_residual:
+            break
+        scaled = remainder / diagonal
+        before, energy = energy, _dot(remainder, scaled)
+        along.mul_(energy / before).add_(scaled)
+    return direction.to(gradient.dtype) * size, products_used
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum(dtype=torch.float64))

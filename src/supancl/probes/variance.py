@@ -130,9 +130,7 @@ class Collapse:
     nc2_norms: deviation / mean of the norms of the centred class means.
     nc2_angles: deviation of the cosines between two of them; nc2_simplex: mean |cosine + 1 / (C - 1)|, the distance
     from the simplex, whose means are as far apart as possible.
-    nc3: ||W / |W| - M / |M|||^2 of a classifier's weights W and the means M; None without a classifier.
-    nc4: percentage of images whose nearest class mean is not of the predicted class (without a classifier: of their
-    class).
+    nc4: percentage of images whose nearest class mean is not that of their class.
     class_variance: E ||z - mu_y||^2 for each class in the order of `classes`; their mean over images is S_W. The JSON
     key is `spread`.
     nan, in JSON null: not measurable. The variance of one image is not, and if no class has two, neither is anything
@@ -147,7 +145,6 @@ class Collapse:
     nc2_norms: float
     nc2_angles: float
     nc2_simplex: float
-    nc3: float | None
     nc4: float
     class_variance: tuple[float, ...]
     classes: tuple[int, ...]
@@ -157,17 +154,11 @@ class Collapse:
         return {"spread" if key == "class_variance" else key: value for key, value in content.items()}
 
 
-def collapse(
-    features: Features,
-    normalize: bool = True,
-    weights: Tensor | None = None,
-    bias: Tensor | None = None,
-    device: torch.device | str | None = None,
-) -> Collapse:
+def collapse(features: Features, normalize: bool = True, device: torch.device | str | None = None) -> Collapse:
     """All measures of variance and collapse, over the labelled features, L2-normalised by default.
 
-    `weights` (C, width), with or without `bias`, is a linear classifier of the same features, with rows in the order of
-    the labels. They are computed on `device`, or where the features are.
+    They are computed on `device`, or where the features are. nc1 takes no matrix of width x width: S_B = M' M / C has
+    the right singular vectors of M.
 
     >>> points = Features(torch.eye(3).repeat_interleave(4, 0), torch.arange(3).repeat_interleave(4))
     >>> measures = collapse(points)
@@ -181,14 +172,17 @@ def collapse(
     labels, sizes, row, means, centred = classes
     if len(labels) < 2:
         raise BadInput(f"variance features: only class {int(labels[0])}; measures between classes need two")
-    if weights is not None and weights.shape != means.shape:
-        raise BadInput(
-            f"the classifier's weights have shape {tuple(weights.shape)}, the class means "
-            f"{tuple(means.shape)}: one row per class, as wide as the features"
-        )
-    if weights is not None:
-        weights, bias = weights.to(means), None if bias is None else bias.to(means)
-    distances, nc1, agrees = _compare_with_means(labelled.values, normalize, classes, weights, bias)
+    _, singular, axes = torch.linalg.svd(centred, full_matrices=False)
+    nonzero = singular > 1e-10 * singular.max()
+    offset = -0.5 * means.square().sum(1)
+    squares, along, agrees = [], [], []
+    for rows, own in classes.chunks(labelled.values, normalize):
+        residual = rows - means[own]
+        squares.append(residual.square().sum(1))
+        along.append((residual @ axes[nonzero].T).square().sum(0))
+        agrees.append((rows @ means.T + offset).argmax(1) == own)
+    within_along = torch.stack(along).sum(0) / len(row)
+    distances = torch.cat(squares)
     scatter, has_two = classes.variance(distances), len(labels) < len(row)
     class_variance = means.new_zeros(len(labels)).index_add_(0, row, distances) / sizes
     norms, unit = centred.norm(dim=1), F.normalize(centred, dim=1)
@@ -197,34 +191,11 @@ def collapse(
         *scatter,
         scatter.ratio,
         effective_rank(labelled.values, normalize),
-        nc1 if has_two else math.nan,
+        float((within_along / singular[nonzero].square()).sum()) if has_two else math.nan,
         float(norms.std(correction=0) / norms.mean()),
         float(cosines.std(correction=0)),
         float((cosines + 1 / (len(labels) - 1)).abs().mean()),
-        None if weights is None else float((weights / weights.norm() - centred / centred.norm()).square().sum()),
-        100 * float((~agrees).double().mean()) if has_two else math.nan,
+        100 * float((~torch.cat(agrees)).double().mean()) if has_two else math.nan,
         tuple(class_variance.masked_fill(sizes < 2, math.nan).tolist()),
         tuple(labels.tolist()),
     )
-
-
-def _compare_with_means(
-    values: Tensor, normalize: bool, classes: ClassMeans, weights: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, float, Tensor]:
-    """The squared distance of each image from the mean of its class, nc1, and whether the nearest mean is that of the
-    predicted class. Without a classifier, an image's class counts as predicted.
-
-    nc1 takes no matrix of width x width: S_B = M' M / C has the right singular vectors of M.
-    """
-    _, singular, axes = torch.linalg.svd(classes.centred, full_matrices=False)
-    nonzero = singular > 1e-10 * singular.max()
-    offset = -0.5 * classes.means.square().sum(1)
-    distances, along, agrees = [], [], []
-    for rows, own in classes.chunks(values, normalize):
-        residual = rows - classes.means[own]
-        distances.append(residual.square().sum(1))
-        along.append((residual @ axes[nonzero].T).square().sum(0))
-        predicted = own if weights is None else (rows @ weights.T + (0 if bias is None else bias)).argmax(1)
-        agrees.append((rows @ classes.means.T + offset).argmax(1) == predicted)
-    within_along = torch.stack(along).sum(0) / len(values)
-    return torch.cat(distances), float((within_along / singular[nonzero].square()).sum()), torch.cat(agrees)

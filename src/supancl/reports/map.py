@@ -16,8 +16,8 @@ from supancl.core.labels import Labels
 from supancl.data.labels import label_cells, with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean
+from supancl.evaluation.data import held_out_mask, read_source, spec_for
 from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.sources import held_out_mask, read_source, spec_for
 from supancl.files import absolute_path
 from supancl.probes import Features
 from supancl.probes.knn import Neighbours, count_votes, default_k, neighbours
@@ -25,8 +25,7 @@ from supancl.reports.page import Banner, draw_sprites, html_page, pack_array, sh
 from supancl.reports.pictures import COLOURS, Panel, check_tsne, tsne_map
 
 if TYPE_CHECKING:
-    from supancl.evaluation.audit import Audit, Outlier, Suspect
-    from supancl.evaluation.duplicates import DuplicatePair
+    from supancl.evaluation.audit import Audit, DuplicatePair, Outlier, Suspect
 
 NEIGHBOURS = 12  # shown for an image
 MAX_IMAGES = 100_000

@@ -16,7 +16,7 @@ from torch import Tensor
 from supancl.data.labels import label_texts
 from supancl.data.opening import peek_data
 from supancl.errors import SupanclError
-from supancl.evaluation.naming import data_name, figure_of, source_of
+from supancl.evaluation.results import data_name, figure_of, source_of
 from supancl.files import reason
 from supancl.reports.page import (
     Banner,
@@ -239,10 +239,10 @@ def open_samples(record: RunRecord) -> Samples:
 def find_answers(run: Path) -> Answers:
     """Fit a linear classifier on the training images, as `predict` does, and ask it about the held-out ones."""
     from supancl.core.precision import pick_device
+    from supancl.evaluation.data import data_for
     from supancl.evaluation.encoder import EvaluationOptions, open_evaluated_encoder
-    from supancl.evaluation.sources import data_for
     from supancl.probes import Features
-    from supancl.probes.classifiers import fit_linear_classifier, fit_temperature, rank_classes
+    from supancl.probes.classifiers import Calibration, fit_linear_classifier, rank_classes
 
     evaluated = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")))
     data = data_for(evaluated, None, "margin")
@@ -250,7 +250,7 @@ def find_answers(run: Path) -> Answers:
     chooses = data.summary.get("held_out_from") != "test"
     choosing = held_out if chooses else Features(held_out.values[:0], held_out.labels[:0])
     classifier, _ = fit_linear_classifier(train, choosing, len(data.classes), evaluated.options.device)
-    temperature = fit_temperature(classifier.logits(held_out.values), held_out.labels)
+    temperature = Calibration(classifier.logits(held_out.values), held_out.labels).temperature
     ranked = rank_classes(classifier, held_out.values, len(data.classes), temperature=temperature)
     predicted, confidence = ranked.labels[:, 0], ranked.confidence
     order, is_right = confidence.argsort(descending=True), predicted == held_out.labels

@@ -22,7 +22,7 @@ from supancl.reporter import say, show, warn
 from supancl.stats import t_half_width
 
 if TYPE_CHECKING:  # torch takes seconds, and a list of runs needs none
-    from supancl.probes.ranking import Mark, Ranking
+    from supancl.evaluation.suite import Mark, Ranking
 
 LEGEND = "* best, + second best"
 GAP = "  "  # between columns of text
@@ -251,7 +251,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 def score_table(ranking: Ranking, form: str = "text") -> str:
     """The table of a ranking: a row per encoder, a column per data set, then the average rank.
 
-    >>> from supancl.probes.ranking import rank_encoders
+    >>> from supancl.evaluation.suite import rank_encoders
     >>> print(score_table(rank_encoders({"byol": {"pets": 80.0}, "supbyol": {"pets": 82.5}}), "markdown"), end="")
     | Encoder | pets | Avg. rank |
     | --- | ---: | ---: |
@@ -279,7 +279,7 @@ def score_table(ranking: Ranking, form: str = "text") -> str:
 
 def print_score_tables(results: list[dict[str, Any]], form: str) -> dict[str, Any]:
     """Print the tables, and as text also the paired differences; returns the result for --json."""
-    from supancl.evaluation.comparison import differences, different_images_warnings, overlap_warnings, rankings
+    from supancl.evaluation.suite import differences, different_images_warnings, overlap_warnings, rankings
 
     tables, gaps = rankings(results), differences(results)
     for line in (*different_images_warnings(results), *overlap_warnings(results)):
@@ -300,7 +300,7 @@ def print_score_tables(results: list[dict[str, Any]], form: str) -> dict[str, An
 
 def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out: Path) -> Path:
     """Write suite.json, and every table as Markdown, LaTeX and CSV; returns the path of suite.json."""
-    from supancl.evaluation.comparison import rankings
+    from supancl.evaluation.suite import rankings
 
     for protocol, ranking in rankings(results).items():
         for form, suffix in {"markdown": "md", "latex": "tex", "csv": "csv"}.items():

@@ -21,8 +21,8 @@ from supancl.data.labels import with_leaf_labels
 from supancl.data.splits import Data, Split
 from supancl.errors import BadInput, Collapsed, NonFinite, program_name
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, linear_probe, variance
+from supancl.probes.answers import mean_average_precision
 from supancl.probes.knn import default_k, knn_answers
-from supancl.probes.precision import mean_average_precision
 from supancl.probes.variance import Variance
 from supancl.stats import wilson_interval
 

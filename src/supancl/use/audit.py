@@ -97,7 +97,7 @@ def audit(
             raise BadInput(f"corrected {corrected}: copies a .csv source, and the data are {source}; leave it out")
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
     from supancl.evaluation.audit import audit_labels, describe, has_label_noise
-    from supancl.evaluation.sources import spec_for
+    from supancl.evaluation.data import spec_for
     from supancl.reports.map import audit_page
     from supancl.reports.page import write_page
 

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from supancl.errors import make_visible
 from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.naming import data_name, figure_of
+from supancl.evaluation.results import data_name, figure_of
 from supancl.evaluation.suite import describe_result
 from supancl.files import is_as_written, read_json
 from supancl.version import __version__

@@ -131,7 +131,7 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Output, view: V
 
     For the run's own data the file also says which train images pretraining held out.
     """
-    from supancl.evaluation.sources import held_out_mask, read_source, spec_for
+    from supancl.evaluation.data import held_out_mask, read_source, spec_for
     from supancl.probes.features import Features
 
     data = read_source(evaluated, spec_for(evaluated, source), view, several_labels=True)

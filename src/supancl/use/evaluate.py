@@ -125,8 +125,8 @@ def run_protocol(
     if settings.needs_data:
         sources = list(select_sources(data, root, sets, "few-shot" if isinstance(settings, FewShot) else "transfer"))
     opened = open_encoders(encoders, options, baselines=not no_baselines and not isinstance(settings, FewShot))
-    from supancl.evaluation.naming import data_names
     from supancl.evaluation.protocols import evaluate
+    from supancl.evaluation.results import data_names
 
     if len(opened) == 1 and not settings.needs_data:
         result = evaluate(opened[0], settings, *sources)
@@ -135,7 +135,7 @@ def run_protocol(
         for line in describe(result):
             say(line)
         return result
-    from supancl.evaluation.comparison import check_seeds
+    from supancl.evaluation.suite import check_seeds
     from supancl.reports.tables import print_score_tables
 
     check_seeds(opened)
@@ -174,7 +174,7 @@ def of_images(result: Mapping[str, Any], images: str = "tested_images") -> str:
 
 
 def figure_text(result: Mapping[str, Any]) -> str:
-    from supancl.evaluation.naming import figure_of
+    from supancl.evaluation.results import figure_of
 
     figure = figure_of(result)
     assert figure is not None

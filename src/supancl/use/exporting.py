@@ -21,7 +21,7 @@ from supancl.data.opening import peek_data
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.naming import data_name
+from supancl.evaluation.results import data_name
 from supancl.files import reason
 from supancl.runs.encoder_file import (
     EXPORTED_FILE,

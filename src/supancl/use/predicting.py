@@ -18,14 +18,12 @@ from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.certainty import names_classes
-from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.feature_cache import CACHE_VERSION, encoder_key
+from supancl.evaluation.data import check_unchanged, data_for, read_source, spec_for
+from supancl.evaluation.encoder import CACHE_VERSION, EvaluatedEncoder, encoder_key, shares_pixels
 from supancl.evaluation.finetune import FINETUNED
-from supancl.evaluation.overlap import shares_pixels
-from supancl.evaluation.sources import check_unchanged, data_for, read_source, spec_for
 from supancl.files import make_inner_folder, reason
 from supancl.probes import Features
-from supancl.probes.certainty import ClassScores, chance
+from supancl.probes.answers import ClassScores, chance
 from supancl.probes.classifiers import (
     THRESHOLD,
     Calibration,
@@ -33,15 +31,15 @@ from supancl.probes.classifiers import (
     KnnClassifier,
     fit_linear_classifier,
     fit_means,
-    fit_temperature,
     logits_in_chunks,
     mean_f1,
     nearest_similarity,
     rank_classes,
     unlike_threshold,
 )
+from supancl.probes.features import stratified_folds
 from supancl.probes.knn import default_k
-from supancl.probes.linear import LinearClassifier, stratified_folds
+from supancl.probes.linear import LinearClassifier
 from supancl.runs.encoder_file import (
     CLASSIFIER_FILE,
     ClassifierFile,
@@ -244,7 +242,7 @@ def _open_classifier(
             return KnnClassifier(some.features, classes, k, device=device), {**about, "k": k}
         held_out = some.held_out if some.may_choose else some.held_out.take(torch.arange(0))
         classifier, ridge = fit_linear_classifier(some.features, held_out, classes, device)
-        return classifier, {**about, "ridge": ridge.weight, "ridge_chosen_on": ridge.chosen_on}
+        return classifier, {**about, **ridge}
 
     return references, references.classes, fit
 
@@ -266,7 +264,7 @@ def _check(
             return check
         targets, logits = held_out.targets(len(classes)), classifier.logits(held_out.values)
         has_reference = references.features.targets(len(classes)).any(0)
-        temperature = fit_temperature(logits[:, has_reference], targets[:, has_reference])
+        temperature = Calibration(logits[:, has_reference], targets[:, has_reference]).temperature
         ranked = rank_classes(classifier, held_out.values, len(classes), most, temperature)
         scores, (f1, *f1_interval) = ClassScores(logits, targets), mean_f1(ranked, targets)
         return check | {

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from supancl.probes import Score, rank_encoders
-from supancl.probes.ranking import shared_ranks
+from supancl.evaluation.suite import Score, rank_encoders, shared_ranks
 from supancl.reports.tables import score_table
 
 RESULTS = {
@@ -35,13 +34,6 @@ def test_seeds_are_averaged_and_marks_follow_the_printed_digits() -> None:
     assert [row[1] for row in found.marks] == ["best", "best", "second"]
     near = rank_encoders({"a": {"x": 50.001}, "b": {"x": 50.004}})
     assert near.average_ranks == (1.5, 1.5)
-    assert rank_encoders({"a": {"x": 50.001}, "b": {"x": 50.004}}, digits=3).average_ranks == (2.0, 1.0)
-
-
-def test_one_encoder_is_the_best_of_nothing() -> None:
-    alone = rank_encoders({"a": {"x": 1.0, "y": 2.0}})
-    assert alone.marks == (("", ""),)
-    assert alone.to_json()["rows"][0]["average_rank"] is None
 
 
 def test_without_a_common_data_set_there_is_no_rank() -> None:
@@ -49,18 +41,3 @@ def test_without_a_common_data_set_there_is_no_rank() -> None:
     assert all(math.isnan(rank) for rank in found.average_ranks)
     assert found.to_json()["rows"][0]["average_rank"] is None
     assert score_table(found).splitlines()[1].split() == ["a", "1.00*"]
-
-
-def test_a_data_set_that_does_not_count_has_its_column_and_nothing_else() -> None:
-    scores = {"a": {"pets": 80.44, "dtd": 10.0}, "b": {"pets": 70.0, "dtd": 90.0}}
-    found = rank_encoders(scores, unranked=("dtd",), digits=1)
-    assert (found.datasets, found.ranked) == (("pets", "dtd"), ("pets",))
-    assert found.average_ranks == (1.0, 2.0)
-    assert found.averages == (80.44, 70.0)  # of what was measured, not of what is printed
-    assert found.marks == (("best", ""), ("second", ""))
-
-
-def test_one_seed_has_no_deviation_and_two_are_named() -> None:
-    found = rank_encoders({"one": {"digits": [70.0]}, "two": {"digits": [70.0, 72.0]}})
-    assert [found.seeds(row) for row in range(2)] == ["", " (n = 2)"]
-    assert [cells[0].uncertainty is None for cells in found.cells] == [True, False]

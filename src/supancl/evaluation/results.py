@@ -1,0 +1,296 @@
+"""Results: their names and settings, their main figure, and as flat rows of which tables are pivots.
+
+A row is one number of one encoder, and how it was measured as fields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import statistics
+import unicodedata
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from supancl.config import INCIDENTAL, fields_marked, flattened
+from supancl.data.opening import absolute_source
+from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS
+from supancl.evaluation.settings import PROTOCOLS
+from supancl.recipes import Recipe
+from supancl.runs.folder import RunFolder
+from supancl.runs.log import has_collapsed
+from supancl.stats import seed_stats
+from supancl.training.run import read_results
+
+LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # names in libraries -> names of benchmarks, where they differ
+RANDOM, START = "random weights", "its start"  # what an encoder is compared with
+LEAST_GAIN = "least gain"  # the lower end of the interval of the difference from random weights
+LARGEST = 1e100  # a larger number in a log or a result is damage
+METRICS = ("accuracy", "map", "within", "ratio", "AP", "AP50")
+CONDITIONS = ("base", "by", "split", "judged", "chosen_on", "partial", "overlaps_training", "default_k")
+FIGURES = {"accuracy": "accuracy", "map": "mAP"}  # the main figure of a result by its key -> its name
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+# key of a result -> its default, by protocol; and how a file name shows it
+DEFAULT_SETTINGS = {name: settings.usual() for name, settings in PROTOCOLS.items()}
+FILE_NAME_MARKS = {
+    "normalize": "unit",
+    "layer": "layer-{}",
+    **{key: mark for settings in PROTOCOLS.values() for key, mark in settings.marks().items()},
+}
+
+
+def registered_name(source: str) -> str | None:
+    """The benchmark's name in NAME@ROOT; None for any other source."""
+    name, separator, _ = source.partition("@")
+    name = ALIASES.get(name, name)
+    return name if separator and name in BENCHMARKS else None
+
+
+class Figure(NamedTuple):
+    """The main figure of a result in percent: its name, its value, and both ends of its interval if it has one."""
+
+    name: str
+    value: float
+    interval: list[float] | None
+
+
+def figure_of(result: Mapping[str, Any]) -> Figure | None:
+    """The main figure of a result, or of a baseline or a level in it; None if it has none.
+
+    >>> figure_of({"map": 61.5, "map_interval": [58.0, 64.5]})
+    Figure(name='mAP', value=61.5, interval=[58.0, 64.5])
+    """
+    for key, name in FIGURES.items():
+        value = result.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return Figure(name, float(value), result.get(f"{key}_interval"))
+    return None
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def default_metric(source: str) -> Literal["top-1", "mean-per-class"]:
+    """The metric of transfer: that of the benchmark, or top-1 for other sources."""
+    name = registered_name(source)
+    return "mean-per-class" if name is not None and BENCHMARKS[name].metric == "per_class" else "top-1"
+
+
+def non_default_settings(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a result that differ from its protocol's defaults.
+
+    >>> non_default_settings({"protocol": "knn", "k": 1, "metric": "cosine"})
+    {'k': 1}
+    """
+    defaults = dict(DEFAULT_SETTINGS.get(str(result.get("protocol")), {}))
+    if result.get("by") == "study":
+        return {}  # a study measures all its rows with the same settings
+    if result.get("protocol") == "transfer":
+        defaults["metric"] = default_metric(str(result.get("source") or f"{result.get('data')}@"))
+    return {key: result[key] for key, value in defaults.items() if key in result and result[key] != value}
+
+
+def result_name(base: str, result: Mapping[str, Any]) -> str:
+    """The file name of a result: `base`, and the settings that are not default.
+
+    >>> result_name("knn", {"protocol": "knn", "k": 1, "leave_one_out": True})
+    'knn-k1-loo'
+    """
+    words = [base]
+    for key, value in non_default_settings(result).items():
+        text = "_".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        words.append(_slug(FILE_NAME_MARKS.get(key, "{}").format(text)))
+    return "-".join(words)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def data_name(source: str) -> str:
+    """The name of a source: the benchmark's, or the last component of a path."""
+    name, separator, _ = source.partition("@")
+    if separator and not Path(source).exists():
+        data_set = name.rpartition(":")[2].lower()
+        return ALIASES.get(data_set, data_set)
+    path = Path(source.rpartition(":")[2])
+    stem = path.stem if path.suffix.lower() in (".npz", ".csv", ".tar") else path.name
+    return _slug(stem) or "data"
+
+
+def data_label(source: str) -> str:
+    """The name of a source in results; a digest is added if it equals a benchmark's name but is not NAME@ROOT."""
+    name = data_name(source)
+    return f"{name}-{short_digest(source)}" if name in BENCHMARKS and registered_name(source) is None else name
+
+
+def data_names(sources: Sequence[str]) -> list[str]:
+    """A unique name for each source: two folders may have the same last component."""
+    names = [data_label(source) for source in sources]
+    longer = [
+        name if names.count(name) == 1 else f"{data_name(str(Path(source).parent))}-{name}"
+        for name, source in zip(names, sources, strict=True)
+    ]
+    return [name if longer.count(name) == 1 else f"{name}-{i + 1}" for i, name in enumerate(longer)]
+
+
+def data_set_of(source: str) -> str | None:
+    """The benchmark that a source is, by its name: NAME@ROOT, or the name of a library's data set, a file or folder.
+
+    Case and punctuation do not matter.
+
+    >>> [data_set_of(source) for source in ("cifar10@data", "torchvision:CIFAR100@data", "photos/cifar-10.npz")]
+    ['cifar10', 'cifar100', 'cifar10']
+    >>> [data_set_of(source) for source in ("OxfordIIITPet", "cub_200_2011", "mnist")]
+    ['pets', 'cub200', None]
+    """
+    target = _letters_and_digits(data_name(source))
+    for benchmark, row in BENCHMARKS.items():
+        # ImageNet-100 only by its name: a folder `imagenet` has other classes too
+        folders = () if row.pretraining else tuple(Path(folder).name for folder in row.folders)
+        if target in {_letters_and_digits(candidate) for candidate in (benchmark, *folders)}:
+            return benchmark
+    return registered_name(source) or LIBRARY_NAMES.get(target)
+
+
+def _letters_and_digits(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def short_digest(source: str) -> str:
+    """Six hexadecimal digits that distinguish sources with the same name."""
+    return hashlib.sha256(absolute_source(source).encode()).hexdigest()[:6]
+
+
+def source_of(result: Mapping[str, Any]) -> str:
+    """The source of a saved result; empty if it does not say."""
+    named_only = result.get("protocol") in ("transfer", "fewshot")  # their `data` is a name
+    return str(result.get("source") or ("" if named_only else result.get("data")) or "")
+
+
+def _slug(text: str) -> str:
+    """Letters of any script, digits, dots and dashes; short enough to be part of a file name."""
+    text = re.sub(r"[^\w.]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
+    return text.encode()[:200].decode(errors="ignore")
+
+
+# --- seeds of one recipe ----------------------------------------------------------------------------------------------
+
+
+def group_of(recipe: Recipe, fingerprint: str) -> str:
+    """A digest that is equal for runs that differ only in their seed; the location of the data does not matter.
+
+    Data are identified by name and fingerprint. The fingerprint covers file names and labels, so photos-64 and
+    photos-256 may have the same one.
+    """
+    ignored = fields_marked(recipe, INCIDENTAL)
+    settings = {name: value for name, value in flattened(recipe).items() if name not in ignored}
+    data = [data_name(recipe.data.source), fingerprint or recipe.data.source]
+    text = json.dumps([settings, data], default=str, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A number, of which encoder it is, on which data it was measured, and how."""
+
+    encoder: str  # its run folder, or its file
+    data: str  # source, or name of the data set
+    protocol: str  # knn, linear, variance, transfer, fewshot, finetune, detect, toy; training and monitor: of the log
+    metric: str
+    value: float
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the protocol, and which images were evaluated
+    interval: float = math.nan  # half a 95% interval
+    images: int | None = None
+    group: str = ""  # equal for runs that differ only in their seed
+    seed: int | None = None
+    digest: str = ""  # of the encoder's weights
+    name: str = ""  # of the result's file
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the protocol's defaults."""
+        return non_default_settings({"protocol": self.protocol, "data": self.data, **self.settings})
+
+
+class Average(NamedTuple):
+    """Mean and sample standard deviation over n rows."""
+
+    mean: float
+    sd: float
+    n: int
+
+
+def numbers(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """The numbers of this name; a row without it, or with something else there, has none."""
+    values = [row.get(key) for row in rows]
+    return [float(value) for value in values if isinstance(value, (int, float)) and abs(value) <= LARGEST]
+
+
+def rows_of_result(name: str, result: Mapping[str, Any], encoder: str = "") -> list[Row]:
+    """A row for each number of a result of `supancl evaluate`."""
+    protocol = str(result.get("protocol") or name.partition("-")[0])
+    kept = {*DEFAULT_SETTINGS.get(protocol, ()), *CONDITIONS}
+    images = numbers([result], "tested_images") or numbers([result], "queries")
+    values = [(metric, value) for metric in METRICS for value in numbers([result], metric)]
+    for baseline in result.get("baselines") or ():
+        if baseline["name"] == RANDOM:
+            values.append((LEAST_GAIN, baseline["difference_interval"][0]))
+    row = Row(
+        str(result.get("encoder") or encoder),
+        source_of(result),
+        protocol,
+        "",
+        math.nan,
+        {key: result[key] for key in kept if key in result},
+        next(iter(numbers([result], "interval")), math.nan),
+        int(images[0]) if images else None,
+        digest=str(result.get("weights") or ""),
+        name=str(result.get("base", name)),
+    )
+    return [replace(row, metric=metric, value=value) for metric, value in values]
+
+
+def rows_of_log(path: Path) -> list[Row]:
+    """The losses of a run's last epoch, and what the monitor saw last."""
+    folder = RunFolder(path)
+    log, collapsed = folder.metrics(), has_collapsed(folder)
+    train, checks = ([row for row in log if row["kind"] == kind] for kind in ("train", "monitor"))
+    rows = [] if collapsed is None else [Row(str(path), "", "monitor", "collapsed", float(collapsed))]
+    for name in ("ssl", "sup"):
+        values = numbers((row for row in train if row["epoch"] == train[-1]["epoch"]), name)
+        if values:
+            rows.append(Row(str(path), "", "training", name, statistics.fmean(values)))
+    for name, key in {"knn": "knn", "within": "s_w", "ratio": "s_w/s_t"}.items():
+        rows += [Row(str(path), "", "monitor", name, value) for value in numbers(checks, key)[-1:]]
+    return rows
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of every result in a run folder."""
+    return [row for name, result in read_results(path).items() for row in rows_of_result(name, result, str(path))]
+
+
+def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The rows by a key, in the order in which keys first occur."""
+    groups: dict[K, list[T]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def average(values: Sequence[float]) -> Average:
+    """Mean over seeds; nan if there is no value, and no deviation of one.
+
+    >>> average([70.0, 71.0, 72.0])
+    Average(mean=71.0, sd=1.0, n=3)
+    """
+    return Average(*seed_stats(values), len(values))
