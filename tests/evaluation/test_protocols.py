@@ -122,14 +122,6 @@ def test_nothing_is_chosen_on_the_test_images(protocol, run, tmp_path):
     assert [first[key] for key in chosen] == [second[key] for key in chosen]
 
 
-def test_the_runs_own_data_give_the_plain_name(run, tmp_path):
-    own = run.recipe.data.source
-    other = str(source(tmp_path / "other.npz"))
-    assert [knn(run, name)["base"] for name in (None, own, other)] == ["knn", "knn", "knn-other"]
-    part = subject(run_folder(tmp_path / "part", source=own, data__labelled=0.5))
-    assert [knn(part, name)["base"] for name in (None, own)] == ["knn", "knn-own"]
-
-
 # --- augmented views --------------------------------------------------------------------------------------------------
 
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from supancl import pretrain
-from supancl.data.opening import open_data
 from supancl.evaluation.audit import audit_labels
-from supancl.evaluation.data import open_evaluation_data
 from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import bright, episodes, fine_tuned, knn, linear, run_folder, subject, transferred, variances
 from tests.files import archive
-from tests.tiny import tiny_recipe
 
 PATHS = ("animal/cat/persian", "animal/cat/siamese", "vehicle/bus", "vehicle/car", "animal")
 LEAVES = PATHS[:4]
@@ -94,22 +89,6 @@ def test_what_needs_one_label_sees_every_leaf(run, tmp_path):
     audit = audit_labels(run)
     assert audit.images.classes == LEAVES
     assert audit.summary["labelled"] == 240 - 12 - 6 - 6
-
-
-def test_the_last_check_of_a_run_is_knn(tmp_path):
-    images, labels = bright(100, 4)
-    names = ["animal/cat/persian", "animal/dog", "vehicle/bus", "vehicle/car"]
-    path = archive(tmp_path / "data.npz", train_images=images, train_labels=labels, class_names=names)
-    recipe = tiny_recipe("supsiam", data__source=str(path), data__hierarchy="paths", data__holdout=0.2)
-    data = open_data(recipe.data, 1)
-    trained = pretrain(recipe, data, tmp_path / "run")
-    evaluated = subject(trained.folder)
-    # drawn by all levels together, not by the labels that are judged
-    assert torch.equal(open_evaluation_data(evaluated, None, "held-out").images.index, data.held_out.index)
-    last, result = trained.metrics[-1], knn(evaluated)
-    assert (last["knn_queries"], last["knn_k"]) == (result["queries"], result["k"])
-    assert last["knn"] == pytest.approx(result["accuracy"])
-    assert last["knn"] < 100
 
 
 # --- what a level says about itself -----------------------------------------------------------------------------------

@@ -60,33 +60,6 @@ def test_from_an_archive_to_the_map_and_the_page(place, capsys):
     assert f"mAP {result['map']:.1f}" in listed.out
 
 
-NAMES = {"run": ["x/a", "x/b", "y/c", "y/d"], "other": ["v/a", "v/b", "w/c", "w/d"], "flat": [*"abcd"]}
-
-
-def test_other_data_are_read_as_the_runs_own(place, capsys):
-    """With the run's hierarchy if their names are paths, without one if they are not."""
-    for name, class_names in NAMES.items():
-        arrays = {"class_names": class_names}
-        for seed, (split, size) in enumerate((("train", 160), ("test", 120))):
-            images, labels = bright(size, 4, seed)
-            arrays |= {f"{split}_images": images, f"{split}_labels": labels}
-        archive(place / f"{name}.npz", **arrays)
-    paths = ("--set", "data.hierarchy=paths")
-    trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", "run.npz", *TINY, *paths, "--out", "run")
-    assert trained.code == 0, trained.err
-    more = ("--device", "cpu", "--json", "result.json")
-    for data, levels in (("other.npz", 2), ("flat.npz", 0)):
-        for protocol in ("knn", "linear"):
-            said = supancl(capsys, "evaluate", protocol, "run", "--data", data, *more)
-            assert said.code == 0, said.err
-            result = json.loads((place / "result.json").read_text())
-            assert len(result.get("levels", [])) == levels
-            assert result["classes"] == 4
-    episodes = ("--ways", "2", "--shots", "1", "--queries", "2", "--episodes", "2")
-    fewshot = supancl(capsys, "evaluate", "fewshot", "run", "--data", "flat.npz", *episodes, *more)
-    assert fewshot.code == 0, fewshot.err
-
-
 def test_rows_with_and_without_levels_are_not_ranked(place, capsys):
     """One is measured by four leaves, the other by six classes of which two are above others."""
     images, labels = bright(120, 4)

@@ -8,9 +8,7 @@ import torch
 
 from supancl import pretrain
 from supancl.data.opening import from_arrays
-from supancl.evaluation import data as sources
 from supancl.evaluation.encoder import EvaluationOptions
-from supancl.probes.answers import mean_average_precision
 from tests.evaluation.made import bright, knn, linear, run_folder, subject, transferred
 from tests.files import archive, saved_result
 from tests.tiny import tiny_recipe
@@ -67,36 +65,6 @@ def test_the_result_is_the_map_with_everything_that_says_how_much_it_means(run, 
     assert "accuracy" not in random
     name = {"knn": "knn-k5", "linear": "linear", "transfer": "transfer-several-margin"}[protocol]
     assert saved_result(tmp_path / "run" / "evaluate" / f"{name}.json")["map"] == result["map"]
-
-
-def test_knn_by_hand(run, tmp_path):
-    """Votes of labelled references only; weight 0.5 counts half in a vote, and as a label in the test."""
-    result = knn(run, k=(1, 3), temperature=1e9)
-    data = sources.open_evaluation_data(run, None, "held-out", several_labels=True)
-    train = data.data.train.take((data.data.train.labels >= 0).nonzero()[:, 0])
-    assert result["references"] == len(train) == 114
-    unit = [torch.nn.functional.normalize(run.features(split).values, dim=1) for split in (data.images, train)]
-    nearest = (unit[0] @ unit[1].T).topk(3).indices
-    train_labels, test_labels = (torch.zeros(len(split), 6) for split in (train, data.images))
-    for matrix, split in ((train_labels, train), (test_labels, data.images)):
-        for row, pairs in enumerate(split.all_labels.pairs.tolist()):
-            for number, weight in pairs:
-                if number >= 0:
-                    matrix[row, int(number)] = weight
-    votes = (train_labels / train_labels.sum(1, keepdim=True))[nearest]
-    for k in (1, 3):
-        expected = mean_average_precision((1e4 * votes[:, :k].mean(1)).round(), test_labels)  # equal votes are equal
-        assert result["by_k"][str(k)] == pytest.approx(expected)
-    assert result["map"] == result["by_k"]["1"]
-
-
-def test_the_ridge_is_chosen_by_the_rules_of_one_label(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("supancl.probes.linear.MIN_TO_CHOOSE", 1)
-    own = run_folder(tmp_path / "held", source=str(several(tmp_path / "a.npz", test=60)), data__holdout=0.2)
-    assert linear(subject(own))["chosen_on"] == "other half"
-    assert linear(subject(own), split="test")["chosen_on"] == "held-out"
-    other = several(tmp_path / "other.npz", train=100)
-    assert linear(run, str(other))["chosen_on"] == "10% of training"
 
 
 def test_the_last_check_of_a_run_is_knn(tmp_path):

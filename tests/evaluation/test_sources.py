@@ -60,18 +60,6 @@ def test_a_source_of_train_alone_is_tested_on_what_every_run_on_it_holds_out(tmp
     assert few_shot_split(other, read_source(other, spec, "whole"), spec)[0] == "train"  # it has seen none of them
 
 
-@pytest.mark.parametrize(("splits", "sizes"), [
-    ({"val": 9, "test": 12}, (60, 9, 12)), ({"test": 12}, (48, 12, 12)), ({"val": 9}, (48, 12, 9)),
-])  # fmt: skip
-def test_what_a_source_lacks_is_taken_of_train(splits, sizes, tmp_path):
-    run = subject(run_folder(tmp_path / "run"))
-    spec = DataSpec(source=str(source(tmp_path / "x.npz", **splits)))
-    found = read_source(run, spec, "whole")
-    assert tuple(map(len, three_splits(found, spec))) == sizes
-    name, split = few_shot_split(run, found, spec)
-    assert (name, len(split)) == (("test", 12) if "test" in splits else ("val", 9))
-
-
 def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
     run = subject(run_folder(tmp_path / "run"))
     both = str(source(tmp_path / "x.npz", val=9, test=12))

@@ -17,8 +17,8 @@ from supancl.config import parse_json
 from supancl.core.encoders import PROJECTOR, Encoder
 from supancl.data.splits import Split
 from supancl.errors import BadInput
-from supancl.evaluation.data import EvaluationData, Parts, data_for
-from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, shares_images
+from supancl.evaluation.data import EvaluationData, data_for
+from supancl.evaluation.encoder import EvaluatedEncoder, Parts, is_run_source, shares_images
 from supancl.evaluation.results import RANDOM, START
 from supancl.probes.answers import Measured
 from supancl.probes.features import stratified_folds

@@ -21,7 +21,6 @@ from supancl.errors import BadInput, NoLevels
 from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, shares_images
 from supancl.evaluation.results import registered_name
 from supancl.evaluation.settings import TRAINED_IMAGES, FewShot, Knn, Linear, Settings, Transfer, Variance
-from supancl.probes.features import Features
 from supancl.reporter import report_to
 from supancl.runs.folder import check_same_content, check_same_data
 
@@ -206,31 +205,6 @@ class EvaluationData:
         """The same images with the labels of a level."""
         splits = {name: level.take_labels(split) for name, split in self.splits.items()}
         return replace(self, splits=splits, classes=level.classes, levels=())
-
-
-class Parts:
-    """The features of train, held-out and test images by one encoder, computed when they are needed."""
-
-    def __init__(
-        self, encoder: EvaluatedEncoder, data: EvaluationData, given: Mapping[str, Features] | None = None
-    ) -> None:
-        self.encoder, self.data, self.given = encoder, data, given or {}
-        self.values: dict[str, Tensor] = {}
-        self.classes = len(data.classes)
-
-    def __getitem__(self, name: str) -> Features:
-        if name in self.given:
-            return self.given[name]
-        split = self.data.splits[name]
-        if name not in self.values:
-            self.values[name] = self.encoder.features(split, self.data.view).values
-        return Features(self.values[name], split.labels.clone(), split.all_labels.pairs)
-
-    def at(self, level: Level) -> Parts:
-        """The same features with the labels of a level."""
-        parts = Parts(self.encoder, self.data.at(level))
-        parts.values = self.values
-        return parts
 
 
 def open_data(evaluated: EvaluatedEncoder, source: str | None, settings: Settings) -> EvaluationData:

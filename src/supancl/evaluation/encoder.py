@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -43,6 +43,10 @@ from supancl.reporter import Reporter, current_reporter
 from supancl.runs.encoder_file import load_projector
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import open_encoder
+
+if TYPE_CHECKING:
+    from supancl.data.labels import Level
+    from supancl.evaluation.data import EvaluationData
 
 CACHE_VERSION = 4  # of features that are kept: 4 since images are known by their checksums
 MOST_BYTES = 20e9  # of cached features; above it the least recently used are removed
@@ -176,6 +180,31 @@ class EvaluatedEncoder:
         self.run.write_evaluation(name, result)
 
 
+class Parts:
+    """The features of train, held-out and test images by one encoder, computed when they are needed."""
+
+    def __init__(
+        self, encoder: EvaluatedEncoder, data: EvaluationData, given: Mapping[str, Features] | None = None
+    ) -> None:
+        self.encoder, self.data, self.given = encoder, data, given or {}
+        self.values: dict[str, Tensor] = {}
+        self.classes = len(data.classes)
+
+    def __getitem__(self, name: str) -> Features:
+        if name in self.given:
+            return self.given[name]
+        split = self.data.splits[name]
+        if name not in self.values:
+            self.values[name] = self.encoder.features(split, self.data.view).values
+        return Features(self.values[name], split.labels.clone(), split.all_labels.pairs)
+
+    def at(self, level: Level) -> Parts:
+        """The same features with the labels of a level."""
+        parts = Parts(self.encoder, self.data.at(level))
+        parts.values = self.values
+        return parts
+
+
 # --- what it was trained on ------------------------------------------------------------------------------------------
 
 
@@ -239,10 +268,6 @@ def open_evaluated_encoders(
         columns=given.get("columns", ""),
     )
     foreign = {name: given[name] for name in ("size", "mean", "std", "branch", "prefix") if name in given}
-    names = [Path(str(getattr(encoder, "folder", encoder))).resolve() for encoder in encoders]
-    for encoder, name in zip(encoders, names, strict=True):
-        if names.count(name) > 1:
-            raise BadInput(f"{encoder} is named twice; name each encoder once: a second one would count as a seed")
     opened = [open_evaluated_encoder(encoder, options, **foreign) for encoder in encoders]
     for run in (encoder.run for encoder in opened if saves_results and encoder.run is not None):
         run.check_evaluations_writable()

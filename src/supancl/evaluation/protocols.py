@@ -17,8 +17,8 @@ from supancl.data.sources.benchmarks import Incomplete
 from supancl.data.splits import Split, fingerprint
 from supancl.errors import BadInput
 from supancl.evaluation.certainty import certainty_keys, figure_keys, plan_cross_validation
-from supancl.evaluation.data import EvaluationData, Parts, check_measurable, open_data, resolve_source
-from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, warn_if_trained_on
+from supancl.evaluation.data import EvaluationData, check_measurable, open_data, resolve_source
+from supancl.evaluation.encoder import EvaluatedEncoder, Parts, is_run_source, warn_if_trained_on
 from supancl.evaluation.finetune import check_fine_tuning, fine_tune, plain_crops
 from supancl.evaluation.results import data_label, default_metric, registered_name
 from supancl.evaluation.settings import (

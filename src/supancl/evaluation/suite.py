@@ -128,7 +128,9 @@ def check_seeds(encoders: Sequence[EvaluatedEncoder]) -> None:
     """Refuse two encoders of one recipe with equal weights or seeds: a row is a mean over different seeds."""
     seen: set[tuple[str, Any]] = set()
     for each in encoders:
-        keys = {(each.group, each.recipe.train.seed), (each.group, each.weights)} if each.recipe else set()
+        keys: set[tuple[str, Any]] = {(each.location, "named twice")}
+        if each.recipe is not None:
+            keys |= {(each.group, each.recipe.train.seed), (each.group, each.weights)}
         if keys & seen:
             raise BadInput(
                 f"{each.location} has the weights or the seed of another encoder of {each.label}; leave it out"
