@@ -270,7 +270,7 @@ def score_table(ranking: Ranking, form: str = "text") -> str:
             half = score.uncertainty if score else None
             if score and half is not None and score.runs > 1:
                 half = t_half_width(half, score.runs)
-            cells.append(Cell(mean_text(score.mean, half, ranking.digits) if score else "", mark))
+            cells.append(Cell(mean_text(score.mean, half, 2) if score else "", mark))
         rows.append([*cells, *[mean_text(ranking.average_ranks[number], None, 2)] * ranking.has_ranks])
     columns = ["Encoder", *ranking.datasets, *["Avg. rank"] * ranking.has_ranks]
     notes = ["± half a 95% interval, over n seeds or over episodes"] * (form == "text")
@@ -279,10 +279,10 @@ def score_table(ranking: Ranking, form: str = "text") -> str:
 
 def print_score_tables(results: list[dict[str, Any]], form: str) -> dict[str, Any]:
     """Print the tables, and as text also the paired differences; returns the result for --json."""
-    from supancl.evaluation.suite import differences, different_images_warnings, overlap_warnings, rankings
+    from supancl.evaluation.suite import differences, rankings, table_warnings
 
     tables, gaps = rankings(results), differences(results)
-    for line in (*different_images_warnings(results), *overlap_warnings(results)):
+    for line in table_warnings(results):
         warn(line)
     content = {name: ranking.to_json() for name, ranking in tables.items()}
     if form == "json":
