@@ -1,4 +1,4 @@
-"""Mutants of the probes."""
+"""Mutants of the probes, and of rankings."""
 
 # ruff: noqa: E501
 # fmt: off
@@ -15,43 +15,40 @@ FEATURES = (
     Mutant("            begin = done\n", ""),
     Mutant('"bf16" if half else "fp32"', '"bf16"'),
     Mutant("encoder.std, view)", 'encoder.std, "margin")'),
-    Mutant("if len(classes) < 2:\n        raise BadInput(f\"{first}", "if len(classes) < 1:\n        raise BadInput(f\"{first}"),
-    Mutant("torch.searchsorted(classes, split.labels)) for", "split.labels) for"),
-    Mutant("raise BadInput(f\"{name} features: row {offset + row}", "raise BadInput(f\"{name} features: row {row}"),
+    Mutant(".clamp(min=1).minimum(sizes - 1)", ".minimum(sizes - 1)"),
+    Mutant(".clamp(min=1).minimum(sizes - 1)", ".clamp(min=1)"),
+    Mutant("return rank < count[row]", "return rank <= count[row]"),
+    Mutant("manual_seed(seed))\n    return order[", "manual_seed(0))\n    return order["),
 )
 
 KNN = (
-    Mutant("k = min(k, int(has_label.sum()) - leave_one_out)", "k = min(k, int(has_label.sum()))"),
     Mutant("groups = columns // max(group_size, 1)", "groups = columns // max(group_size, 1) - 1", equal="fewer columns are in groups; the others are all looked at, so the k largest are still found"),
     Mutant("    member = torch.cat([member, remaining], 1)\n", ""),
     Mutant(".amax(1).topk(k, dim=1", ".amin(1).topk(k, dim=1"),
     Mutant("return values, member.gather(1, order)", "return values, order"),
-    Mutant('return F.normalize(rows, dim=1) if metric == "cosine"', 'return rows if metric == "cosine"'),
-    Mutant("rows - centre if centre is not None else rows", "rows"),
     Mutant("torch.addmm(-0.5 * norms, queries, references.T)", "torch.addmm(-norms, queries, references.T)"),
     Mutant("        .sub_(0.5 * queries.square().sum(1, keepdim=True))\n", ""),
     Mutant("        .clamp_(max=0.0)\n", ""),
-    Mutant("check_finite(name, block, start)", "check_finite(name, block)"),
-    Mutant("begin + len(references)]] = -math.inf", "begin + len(references)]] = 0.0"),
-    Mutant("_mask_self(similarity, start - begin)", "_mask_self(similarity, start)"),
     Mutant("yield start + low, block", "yield low, block"),
-    Mutant("if -len(similarity) < shift < similarity.shape[1]:", "if 0 <= shift < similarity.shape[1]:"),
-    Mutant("torch.cat([rows, new_columns + begin], 1)", "torch.cat([rows, new_columns], 1)"),
-    Mutant("rows.copy_(both_rows.gather(1, order))", "rows.copy_(order)"),
     Mutant("similarity = matches.similarity[:, :k]", "similarity = matches.similarity", equal="scatter_add_ reads as many weights as there are indices"),
     Mutant("(similarity - similarity[:, :1]) / temperature", "similarity / temperature"),
     Mutant("(similarity - similarity[:, :1]) / temperature", "(similarity - similarity[:, :1]) * temperature"),
     Mutant("((similarity - similarity[:, :1]) / temperature).exp()", "torch.ones_like(similarity)"),
 )
 
-LINEAR = (
+TRANSFER = (
     Mutant("fit, test = fit.labelled(), test.labelled()\n    if len(np", "if len(np"),
     Mutant("LogisticRegression(C=regularization", "LogisticRegression(C=1 / regularization"),
-    Mutant(".clamp(min=1).minimum(sizes - 1)", ".minimum(sizes - 1)"),
-    Mutant(".clamp(min=1).minimum(sizes - 1)", ".clamp(min=1)"),
-    Mutant("return rank < count[row]", "return rank <= count[row]"),
-    Mutant("manual_seed(seed))\n    return order[", "manual_seed(0))\n    return order["),
-    Mutant("return (values - self.mean.to(values.dtype)) / self", "return values / self"),
+    Mutant("manual_seed(1_000_003 * seed + epoch)", "manual_seed(1_000_003 * seed)"),
+    Mutant("layer.weight.copy_(0.01 * weight)", "layer.weight.copy_(weight)"),
+    Mutant("lr=lr * batch_size / 256, momentum", "lr=lr, momentum"),
+    Mutant("gamma=0.1)", "gamma=0.5)"),
+    Mutant("        schedule.step()\n", ""),
+    Mutant("momentum=momentum)", "momentum=0.0)"),
+    Mutant("total += loss.detach() * len(labels)", "total += loss.detach()"),
+    Mutant("milestones: Sequence[int] = (60, 80)", "milestones: Sequence[int] = (50, 80)"),
+    Mutant("10 ** (-6 + 11 * i / 44)", "10 ** (-6 + 11 * i / 45)"),
+    Mutant("key=lambda weight: (-scores[weight], weight)", "key=lambda weight: (-scores[weight], -weight)"),
 )
 
 LOGISTIC = (
@@ -62,7 +59,6 @@ LOGISTIC = (
     Mutant("(weighted * along).abs() - weighted.square()", "(weighted * along).abs()"),
     Mutant("mul_(probability * (1 - probability))", "mul_(probability)"),
     Mutant("return torch.cat([values, values.new_ones(len(values), 1)], 1)", "return torch.cat([values, values.new_zeros(len(values), 1)], 1)"),
-    Mutant("gram.addmm_(rows.T, rows)", "gram.addmm_(rows.T, rows, beta=0)", equal="the eigenvectors of any symmetric matrix are a rotation, and any rotation gives the same problem"),
     Mutant("self.loss_at_zero = len(rows) * math.log(classes)", "self.loss_at_zero = len(rows) * math.log2(classes)"),
     Mutant("logits.sub_(logits.gather(0, self.labels))", "logits.sub_(logits.amax(0, keepdim=True))"),
     Mutant("torch.log1p((true_class - 1 + others).double())", "torch.log1p((true_class + others).double())"),
@@ -74,9 +70,7 @@ LOGISTIC = (
     Mutant(".scatter_add_(0, self.labels, -mean)", ""),
     Mutant("along.addcmul_(residual, mean, value=-1)", "along.addcmul_(residual, mean, value=1)"),
     Mutant("alpha=2 * self.weight).flatten()", "alpha=self.weight).flatten()"),
-    Mutant("del items[: -self.size]", "del items[self.size :]"),
     Mutant("alpha=2 * (weight - factor * self.weight)", "alpha=2 * (weight - self.weight)"),
-    Mutant("result.addcmul_(change, coefficient, value=-1)", "result.addcmul_(change, coefficient)"),
     Mutant("return result.neg_().view_as(gradient)", "return result.view_as(gradient)"),
     Mutant("length * ridge[1]\n", "ridge[1]\n"),
     Mutant("    tolerance *= min(1.0, max(problem.total_deviation, 10 * eps))\n", ""),
@@ -86,13 +80,14 @@ LOGISTIC = (
     Mutant("for weight in sorted(weights, reverse=True):", "for weight in sorted(weights):"),
     Mutant("EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, -1.0)", "EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, 1.0)", equal="a start affects only the speed, and a bad one is not taken"),
     Mutant("if penalized_loss < lowest:", "if penalized_loss > lowest or lowest == math.inf:", equal="the loss is strictly convex: the start affects only the speed"),
-)
-
-NEWTON = (
     Mutant("gradient = problem.gradient(residual).add_(parameters, alpha=2 * weight)", "gradient = problem.gradient(residual)"),
     Mutant("parameters = parameters + length * direction", "parameters = parameters + direction"),
     Mutant("(gradient / -size)", "(gradient / size)"),
     Mutant("return Solution(weight, parameters, margins, penalized_loss, relative, products, not converged)", "return Solution(weight, parameters, margins, penalized_loss, relative, products, converged)"),
+)
+
+LINEAR = (
+    Mutant("gram.addmm_(rows.T, rows)", "gram.addmm_(rows.T, rows, beta=0)", equal="the eigenvectors of any symmetric matrix are a rotation, and any rotation gives the same problem"),
 )
 
 FEWSHOT = (
@@ -117,10 +112,7 @@ FEWSHOT = (
     Mutant("(query_points @ points.mT + 1) @", "(query_points @ points.mT) @"),
     Mutant("== truth) & is_query", "== truth)"),
     Mutant("is_correct.sum((1, 2)).double() / is_query.sum((1, 2))", "is_correct.sum((1, 2)).double() / is_query[0].numel()"),
-    Mutant("F.normalize(values, dim=1) if normalize else values\n    fractions", "values\n    fractions"),
     Mutant("sampled.support.numpy().tobytes() + sampled.query.numpy().tobytes()", "sampled.support.numpy().tobytes()"),
-    Mutant("if a.episodes_digest != b.episodes_digest:", "if False:"),
-    Mutant("torch.tensor(a.accuracies, dtype=torch.float64) - torch", "torch.tensor(a.accuracies, dtype=torch.float64) + torch"),
 )
 
 VARIANCE = (
@@ -145,51 +137,20 @@ VARIANCE = (
     Mutant("[~torch.eye(len(labels)", "[torch.ones_like(unit @ unit.T).bool() | torch.eye(len(labels)"),
     Mutant("(cosines + 1 / (len(labels) - 1)).abs()", "(cosines + 1 / len(labels)).abs()"),
     Mutant("effective_rank(labelled.values, normalize)", "effective_rank(labelled.values)"),
-    Mutant("nc1 if has_two else math.nan", "nc1"),
-    Mutant("(0 if bias is None else bias)).argmax(1)", "0).argmax(1)"),
-    Mutant("(weights / weights.norm() - centred / centred.norm())", "(weights / weights.norm() - means / means.norm())"),
-    Mutant("(rows @ classes.means.T + offset)", "(rows @ classes.means.T)"),
     Mutant("float(norms.std(correction=0) / norms.mean())", "float(norms.std(correction=0))"),
-    Mutant(".argmax(1) == predicted)", ".argmax(1) == own)"),
-    Mutant("torch.stack(along).sum(0) / len(values)", "torch.stack(along).sum(0)"),
     Mutant("singular[nonzero].square()).sum())", "singular[nonzero]).sum())"),
 )
 
-RANKING = (
-    Mutant('if max(runs, default=1) == 1:', 'if max(runs, default=0) <= 2:'),
+SUITE = (
     Mutant("None if len(numbers) == 1 else sd", "sd"),
-    Mutant("round(cell.mean, digits)", "cell.mean"),
     Mutant("    table[:, [data in unranked for data in columns]] = math.nan\n", ""),
-    Mutant("is_ranked = ~np.isnan(table).any(0)", "is_ranked = ~np.isnan(table).all(0)"),
     Mutant("higher = (table[None] > table[:, None]).sum(1)", "higher = (table[None] < table[:, None]).sum(1)"),
     Mutant("higher + (equal + 1) / 2", "higher + equal"),
     Mutant("higher + (equal + 1) / 2", "higher + 1"),
     Mutant("if not math.isnan(value)}, reverse=True)", "if not math.isnan(value)})"),
-    Mutant("range(table.shape[1]) if len(table) > 1 else ()", "range(table.shape[1])"),
-    Mutant('"best" if mark == "best" else "second"', '"best"'),
-    Mutant("exact[:, is_ranked].mean(1)", "table[:, is_ranked].mean(1)"),
 )
 
-SGD = (
-    Mutant("manual_seed(1_000_003 * seed + epoch)", "manual_seed(1_000_003 * seed)"),
-    Mutant("layer.weight.copy_(0.01 * weight)", "layer.weight.copy_(weight)"),
-    Mutant("lr=lr * batch_size / 256, momentum", "lr=lr, momentum"),
-    Mutant("gamma=0.1)", "gamma=0.5)"),
-    Mutant("        schedule.step()\n", ""),
-    Mutant("momentum=momentum)", "momentum=0.0)"),
-    Mutant("total += loss.detach() * len(labels)", "total += loss.detach()"),
-    Mutant("milestones: Sequence[int] = (60, 80)", "milestones: Sequence[int] = (50, 80)"),
-)
-
-TRANSFER = (
-    Mutant("10 ** (-6 + 11 * i / 44)", "10 ** (-6 + 11 * i / 45)"),
-    Mutant('if metric == "top-1":', 'if metric != "top-1":'),
-    Mutant("key=lambda weight: (-scores[weight], weight)", "key=lambda weight: (-scores[weight], -weight)"),
-)
-
-
-
-PRECISION = (
+ANSWERS = (
     Mutant("if not positives:", "if False:"),
     Mutant("last_of_equal[:-1] = ordered[1:] != ordered[:-1]", "last_of_equal[:-1] = True"),
     Mutant(".nanmean(0)", ".mean(0)"),
@@ -197,24 +158,17 @@ PRECISION = (
     Mutant("/ reached.clamp(min=1)).sum(0)", "/ reached.amax(0).clamp(min=1)).sum(0)"),
 )
 
-EDGES = "tests/probes/test_edges.py"
 MONITOR = "tests/training/test_monitor_and_evaluate.py"
 RIDGE = (f"{MONITOR}::test_the_live_classifier_is_scikit_learns_at_that_ridge", f"{MONITOR}::test_without_two_classes_or_a_labelled_image_there_is_no_classifier")
 RANK = tuple(f"tests/training/test_monitor.py::test_effective_rank_{rest}" for rest in ("is_that_of_the_singular_values",))
 GROUPS = (
-    Group("probes/features.py", ("tests/probes/test_features.py", "tests/probes/test_transfer.py", EDGES, "tests/probes/test_knn.py", "-k", "not plain_loop and not resized"), FEATURES),
-    Group("probes/knn.py", ("tests/probes/test_knn.py", EDGES), KNN),
-    Group(
-        "probes/linear.py",
-        ("tests/probes/test_linear.py", EDGES, *RIDGE, "tests/probes/test_linear_optimum.py", "-k", "not sgd"),
-        LINEAR,
-    ),
+    Group("probes/features.py", ("tests/probes/test_features.py", "tests/probes/test_transfer.py", "tests/probes/test_linear.py", "tests/probes/test_knn.py", "-k", "not plain_loop and not resized"), FEATURES),
+    Group("probes/knn.py", ("tests/probes/test_knn.py",), KNN),
+    Group("probes/transfer.py", ("tests/probes/test_transfer.py", "tests/probes/test_linear.py"), TRANSFER),
     Group("probes/logistic.py", ("tests/probes/test_logistic.py", "tests/probes/test_several_labels.py", "tests/probes/test_linear_optimum.py", "-k", "not float32 or digits"), LOGISTIC),
-    Group("probes/newton.py", ("tests/probes/test_logistic.py", "tests/probes/test_linear_optimum.py", "-k", "not float32 or digits"), NEWTON),
-    Group("probes/fewshot.py", ("tests/probes/test_fewshot.py", EDGES), FEWSHOT),
+    Group("probes/linear.py", ("tests/probes/test_linear.py", *RIDGE, "tests/probes/test_linear_optimum.py", "-k", "not sgd"), LINEAR),
+    Group("probes/fewshot.py", ("tests/probes/test_fewshot.py",), FEWSHOT),
     Group("probes/variance.py", ("tests/probes/test_collapse.py", *RANK), VARIANCE),
-    Group("probes/ranking.py", ("tests/probes/test_ranking.py",), RANKING),
-    Group("probes/sgd.py", ("tests/probes/test_linear.py", "-k", "sgd or epochs or papers"), SGD),
-    Group("probes/transfer.py", ("tests/probes/test_transfer.py", EDGES), TRANSFER),
-    Group("probes/precision.py", ("tests/probes/test_precision.py",), PRECISION),
+    Group("evaluation/suite.py", ("tests/evaluation/test_ranking.py",), SUITE),
+    Group("probes/answers.py", ("tests/probes/test_precision.py",), ANSWERS),
 )
