@@ -13,9 +13,9 @@ import torch
 from supancl import recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
+from supancl.evaluation import PROTOCOLS
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
 from supancl.evaluation.protocols import evaluate
-from supancl.evaluation.settings import PROTOCOLS
 from supancl.reporter import report_to
 from supancl.runs.encoder_file import save_encoder
 from supancl.runs.folder import RunFolder

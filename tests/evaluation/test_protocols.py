@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from supancl.evaluation import Linear
 from supancl.evaluation.data import data_for
 from supancl.evaluation.encoder import EvaluationOptions
 from supancl.evaluation.protocols import augmented_epochs
-from supancl.evaluation.settings import Linear
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from supancl.training.monitor import linear_accuracy
 from supancl.use.predicting import PredictSettings, predict_labels

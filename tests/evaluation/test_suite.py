@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from supancl.evaluation import FewShot as Episodes
 from supancl.evaluation import suite
 from supancl.evaluation.encoder import EvaluationOptions, SourceCache
-from supancl.evaluation.settings import FewShot as Episodes
 from supancl.evaluation.suite import Plan, differences, rankings, run_suite, table_warnings
 from supancl.runs.encoder_file import save_encoder
 from supancl.stats import episode_half_width

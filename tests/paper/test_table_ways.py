@@ -11,7 +11,7 @@ import pytest
 from supancl import recipe
 from supancl.config import to_json
 from supancl.detection import detect_spec
-from supancl.evaluation.settings import TRAINED_IMAGES
+from supancl.evaluation import TRAINED_IMAGES
 from supancl.paper.results import Entry
 from supancl.runs.folder import RunFolder
 from tests.paper.test_tables import IMAGENET, laid, make_run

@@ -18,9 +18,9 @@ from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.data.splits import Data, DataSpec, Source, Split
 from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput, NoLevels
+from supancl.evaluation import TRAINED_IMAGES, FewShot, Knn, Linear, Settings, Transfer, Variance
 from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, shares_images
 from supancl.evaluation.results import registered_name
-from supancl.evaluation.settings import TRAINED_IMAGES, FewShot, Knn, Linear, Settings, Transfer, Variance
 from supancl.reporter import report_to
 from supancl.runs.folder import check_same_content, check_same_data
 

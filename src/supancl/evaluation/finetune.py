@@ -22,9 +22,9 @@ from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, NonFinite
+from supancl.evaluation import FineTune
 from supancl.evaluation.data import resolve_source
 from supancl.evaluation.encoder import EvaluatedEncoder, Parts, encoder_key, is_run_source
-from supancl.evaluation.settings import FineTune
 from supancl.files import Output
 from supancl.probes.answers import Answers, Measured, accuracy
 from supancl.probes.classifiers import fit_linear_classifier

@@ -16,12 +16,7 @@ from supancl.data.order import derive_seed, epoch_order
 from supancl.data.sources.benchmarks import Incomplete
 from supancl.data.splits import Split, fingerprint
 from supancl.errors import BadInput
-from supancl.evaluation.certainty import certainty_keys, figure_keys, plan_cross_validation
-from supancl.evaluation.data import EvaluationData, check_measurable, open_data, resolve_source
-from supancl.evaluation.encoder import EvaluatedEncoder, Parts, is_run_source, warn_if_trained_on
-from supancl.evaluation.finetune import check_fine_tuning, fine_tune, plain_crops
-from supancl.evaluation.results import data_label, default_metric, registered_name
-from supancl.evaluation.settings import (
+from supancl.evaluation import (
     TRAINED_IMAGES,
     FewShot,
     FineTune,
@@ -31,6 +26,11 @@ from supancl.evaluation.settings import (
     Transfer,
     Variance,
 )
+from supancl.evaluation.certainty import certainty_keys, figure_keys, plan_cross_validation
+from supancl.evaluation.data import EvaluationData, check_measurable, open_data, resolve_source
+from supancl.evaluation.encoder import EvaluatedEncoder, Parts, is_run_source, warn_if_trained_on
+from supancl.evaluation.finetune import check_fine_tuning, fine_tune, plain_crops
+from supancl.evaluation.results import data_label, default_metric, registered_name
 from supancl.probes.answers import Measured, join, measure
 from supancl.probes.fewshot import few_shot
 from supancl.probes.knn import default_k, knn_answers

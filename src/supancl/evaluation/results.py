@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.data.opening import absolute_source
 from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS
-from supancl.evaluation.settings import PROTOCOLS
+from supancl.evaluation import PROTOCOLS
 from supancl.recipes import Recipe
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import has_collapsed

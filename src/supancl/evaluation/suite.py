@@ -24,10 +24,10 @@ from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import benchmark as benchmark_row
 from supancl.data.sources.benchmarks import find_benchmark, find_benchmarks, official_name
 from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean
+from supancl.evaluation import FewShot, Knn, Settings, Transfer
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.protocols import evaluate
 from supancl.evaluation.results import figure_of, grouped, result_name
-from supancl.evaluation.settings import FewShot, Knn, Settings, Transfer
 from supancl.files import Output, is_as_written, jsonable, make_folder, make_inner_folder, read_json, write_sealed_json
 from supancl.reporter import Reporter
 from supancl.stats import episode_half_width, seed_stats_numpy

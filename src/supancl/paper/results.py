@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from supancl.data.opening import is_same_source
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.errors import BadInput
+from supancl.evaluation import TRAINED_IMAGES
 from supancl.evaluation.encoder import encoder_key
 from supancl.evaluation.results import Row, average, data_set_of, group_of, read_rows, registered_name, rows_of_log
-from supancl.evaluation.settings import TRAINED_IMAGES
 from supancl.paper.layouts import changed_fields
 from supancl.paper.toy_study import PAPER as TOY_NAMES
 from supancl.paper.toy_study import conditions

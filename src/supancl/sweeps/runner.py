@@ -30,10 +30,10 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, SupanclError, did_you_mean
+from supancl.evaluation import PROTOCOLS as SETTINGS
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
 from supancl.evaluation.protocols import evaluate
 from supancl.evaluation.results import LEAST_GAIN, Row, rows_of_log, rows_of_result
-from supancl.evaluation.settings import PROTOCOLS as SETTINGS
 from supancl.files import check_writable, read_text, write_text
 from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import Recipe

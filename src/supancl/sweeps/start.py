@@ -20,9 +20,9 @@ from torch import Tensor
 
 from supancl.config import to_json
 from supancl.core.precision import pick_device
+from supancl.evaluation import FineTune
 from supancl.evaluation.encoder import EvaluationOptions, open_evaluated_encoder
 from supancl.evaluation.finetune import choose_lr, predict, train_classifier
-from supancl.evaluation.settings import FineTune
 from supancl.probes import linear_probe
 from supancl.reporter import say
 from supancl.reports.verdict import read_record

@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 
 from supancl.config import PYTHON, Count, checked, hints
 from supancl.errors import BadInput, CheckFailed, did_you_mean
-from supancl.evaluation.settings import PROTOCOLS as SETTINGS
-from supancl.evaluation.settings import FewShot, FineTune, Settings, Variance
+from supancl.evaluation import PROTOCOLS as SETTINGS
+from supancl.evaluation import FewShot, FineTune, Settings, Variance
 from supancl.reporter import say, show
 from supancl.reports.tables import Table, plain_table
 from supancl.use import EncoderArgument, EncoderOptions, EncodersArgument, open_encoders
