@@ -308,11 +308,6 @@ def print_facts(facts: dict[str, Any]) -> None:
     splits, columns = facts["splits"], ("images", "labelled", "classes")
     rows = [[name, *(f"{counts[key]:,}" for key in columns)] for name, counts in splits.items()]
     show(plain_table(facts["source"], ["split", *columns], rows))
-    for name, counts in splits.items():
-        if labels := counts.get("labels_per_image"):
-            say(f"labels of {name}: up to {labels['most']} per image, {labels['mean']:g} on average")
-    if "levels" in facts:
-        say(f"levels: {len(facts['levels'])}; classes, the coarsest level first: {str(facts['levels'])[1:-1]}")
     lines = sorted(facts["histogram"].items(), key=lambda item: -sum(item[1].values()))
     totals = [sum(counts.values()) for _, counts in lines]
     block, most = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#", max(totals, default=0) or 1

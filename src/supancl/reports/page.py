@@ -211,16 +211,8 @@ def _read_asset(name: str) -> str:
 
 
 def _json_for_html(value: Any) -> str:
-    """JSON in which nothing ends the script element, and control characters of names are visible."""
-    return json.dumps(_visible(jsonable(value)), separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _visible(value: Any) -> Any:
-    if isinstance(value, str):
-        return make_visible(value)
-    if isinstance(value, Mapping):
-        return {make_visible(str(key)): _visible(item) for key, item in value.items()}
-    return [_visible(item) for item in value] if isinstance(value, (list, tuple)) else value
+    """JSON in which nothing ends the script element; characters beyond ASCII are escapes."""
+    return json.dumps(jsonable(value), separators=(",", ":")).replace("<", "\\u003c")
 
 
 # --- thumbnails -------------------------------------------------------------------------------------------------------

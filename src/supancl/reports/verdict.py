@@ -153,11 +153,8 @@ def format_interval(ends: Any) -> str:
     return "" if interval is None else f"[{interval[0]:.1f}, {interval[1]:.1f}]"
 
 
-def read_record(path: Path, is_running: bool | None = None) -> RunRecord:
-    """Read a run folder. Never raises because of what is in it.
-
-    `is_running`: for the process that trains the run and knows; else the lock says.
-    """
+def read_record(path: Path) -> RunRecord:
+    """Read a run folder. Never raises because of what is in it."""
     folder, problems = RunFolder(path), list[str]()
 
     def read(file: Path, is_sound: Callable[[Any], bool]) -> dict[str, Any]:
@@ -181,7 +178,6 @@ def read_record(path: Path, is_running: bool | None = None) -> RunRecord:
     problems += [f"metrics.jsonl: {damage}"] * bool(damage)
     evaluations = {file.stem: read(file, is_as_written) for file in sorted(folder.evaluations.glob("*.json"))}
     end = read_end(folder)
-    is_locked_now = is_locked(folder.lock_file) if is_running is None else is_running
     return RunRecord(
         path,
         content,
@@ -190,7 +186,7 @@ def read_record(path: Path, is_running: bool | None = None) -> RunRecord:
         None if end is None else end.step,
         end is not None and end.collapsed,
         None if end is not None else read_stop(folder),
-        end is None and is_locked_now,
+        end is None and is_locked(folder.lock_file),
         {name: result for name, result in evaluations.items() if result},
     )
 
