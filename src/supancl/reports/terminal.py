@@ -101,7 +101,7 @@ def print_warning(text: str, console: Console | None = None) -> None:
 
 
 MIN_SECONDS = 5.0  # of a job before its progress is printed to a log
-MAX_SILENCE = 30.0  # seconds within an epoch until a line is printed to a log
+MAX_SILENCE = 30.0  # seconds within an epoch until a row is printed to a log
 # columns of the table of epochs and their widths, 66 in all
 EPOCHS = {"epoch": 9, "loss": 9, "rank": 7, "k-NN %": 8, "linear %": 10, "images/s": 10, "left": 13}
 STYLES = {"good": "green", "unclear": "", "bad": "red"}
@@ -113,10 +113,9 @@ class Terminal(Reporter):
     def __init__(self, console: Console) -> None:
         self.console, self.errors = console, SafeConsole(stderr=True)
         self.progress: Progress | None = None
-        self.task, self.done, self.tenths = "", 0, 0  # the job that is reported, and how far it is
+        self.task, self.done, self.first, self.tenths, self.started = "", 0, 0, 0, 0.0  # the job and how far it is
         self.last: dict[str, Any] = {}
-        self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
-        self.step, self.has_header = 0, False
+        self.steps, self.epochs, self.has_header, self.last_printed = 0, 1, False, 0.0
 
     def note(self, text: str) -> None:
         self.console.print(text)
@@ -147,7 +146,7 @@ class Terminal(Reporter):
             self.on_end()
 
     def _start(self, task: str, total: int, done: int) -> None:
-        self.task, self.done, self.tenths, self.started = task, done, 0, time.perf_counter()
+        self.task, self.done, self.first, self.tenths, self.started = task, done, done, 0, time.perf_counter()
         if not self.console.is_terminal or done >= total:
             return
         texts = TextColumn("{task.description}", markup=False), TextColumn("left"), TextColumn("{task.fields[loss]}")
@@ -176,35 +175,31 @@ class Terminal(Reporter):
             return
         if step:
             self.note(f"continuing at step {step} of {steps}")
-        self.first_step, self.step, self.steps, self.epochs = step, step, steps, recipe.train.epochs
-        self.last, self.has_header = {}, False
+        self.steps, self.epochs, self.last, self.has_header = steps, recipe.train.epochs, {}, False
         self.on_end()
         self._start(recipe.name, steps, step)
         self.last_printed = self.started
 
     def on_step(self, step: int, row: dict[str, Any] | None) -> None:
-        self.step, self.last = step, row or self.last
+        self.done, self.last = step, row or self.last
         if self.progress is not None:
             loss = f"loss {self.last['loss']:.4f}" if self.last else ""
             self.progress.update(self.progress.task_ids[0], completed=step, loss=loss)
         elif not self.console.is_terminal and self.steps and time.perf_counter() - self.last_printed >= MAX_SILENCE:
-            self._print_row((step - 1) * self.epochs // self.steps + 1, {})
+            self.on_epoch({"epoch": (step - 1) * self.epochs // self.steps})
 
     def on_epoch(self, row: dict[str, Any]) -> None:
-        self._print_row(row["epoch"] + 1, row)
-
-    def _print_row(self, epoch: int, row: dict[str, Any]) -> None:
-        """A row of the table of epochs, by values already logged, so as not to wait for the device."""
-        self.last_printed, done = time.perf_counter(), self.step - self.first_step
-        left = (self.last_printed - self.started) / done * (self.steps - self.step) if done > 0 else 0
+        """Print a row of the table of epochs."""
+        done, self.last_printed = self.done - self.first, time.perf_counter()
+        left = (self.last_printed - self.started) / done * (self.steps - self.done) if done > 0 else 0
         values = {
-            "epoch": f"{epoch}/{self.epochs}",
+            "epoch": f"{row['epoch'] + 1}/{self.epochs}",
             "loss": _fixed(self.last.get("loss"), 4),
             "rank": _fixed(row.get("effective_rank"), 1),
             "k-NN %": _fixed(row.get("knn", row.get("knn_map")), 1),
             "linear %": _fixed(row.get("linear"), 1),
             "images/s": _fixed(self.last.get("images_per_second"), 0),
-            "left": duration(left) if done > 0 and self.step < self.steps else "",
+            "left": duration(left) if left else "",
         }
         if not self.has_header:
             titles = {"k-NN %": "mAP %"} if "knn_map" in row else {}

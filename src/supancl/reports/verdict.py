@@ -116,12 +116,6 @@ class RunRecord:
         return max(1, images // batch) if isinstance(images, int) and batch else None
 
     @property
-    def steps(self) -> int | None:
-        """The number of steps of the whole run."""
-        planned = self.steps_per_epoch * self.epochs if self.steps_per_epoch and self.epochs else None
-        return planned if self.end_step is None else self.end_step
-
-    @property
     def epochs_done(self) -> int:
         return self.last_step // self.steps_per_epoch if self.steps_per_epoch else 0
 
@@ -305,13 +299,14 @@ def _describe_progress(record: RunRecord) -> str:
     """Where the run is, and what stopped it."""
     if record.end_step is not None:
         return f"finished, epochs: {record.epochs}" if record.epochs else "finished"
-    position = f"step {record.last_step:,}" + (f" of {record.steps:,}" if record.steps else "")
+    steps = (record.steps_per_epoch or 0) * (record.epochs or 0)
+    position = f"step {record.last_step:,}" + (f" of {steps:,}" if steps else "")
     if not record.is_running:
         if record.stop is None:
             return f"{position}, killed or cut off"
         return position if record.stop.exit_code == Collapsed.exit_code else f"{position}, by {record.stop.reason}"
-    if record.steps and record.seconds and record.last_step:
-        position += f", about {duration(record.seconds / record.last_step * (record.steps - record.last_step))} left"
+    if steps and record.seconds and record.last_step:
+        position += f", about {duration(record.seconds / record.last_step * (steps - record.last_step))} left"
     return position
 
 
