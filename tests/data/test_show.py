@@ -51,7 +51,6 @@ def test_counts_histogram_sizes_and_bytes_of_a_folder(tmp_path):
     }
     assert facts["sizes"] == {"height": [20, 30, 60], "width": [40, 40, 40], "short side": [20, 30, 40]}
     assert facts["unreadable"] == {str(tmp_path / "data" / "train" / "dog" / "bad.png"): "no known image format"}
-    assert facts["remarks"] == [], "what is unreadable is told once"
 
 
 # --- contact sheets ---------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
-SKIPPED = "unreadable images that were skipped: "
+
 NO_SOURCE = "this recipe names no images: give data, such as a folder, a .npz or a .csv"
 
 
@@ -157,7 +157,8 @@ def load(listing: Listing, channels: int, spec: DataSpec) -> Source:
             raise BadInput(unreadable_image(path, f"{reason}; unreadable images: {len(reasons)} of {len(items)}"))
     remarks = dark_image_remarks(store, listing.items)
     if reasons:
-        remarks.append(f"{SKIPPED}{len(reasons)}: {', '.join(f'{path} ({why})' for path, why in reasons.items())}")
+        listed = ", ".join(f"{path} ({why})" for path, why in reasons.items())
+        remarks.append(f"unreadable images that were skipped: {len(reasons)}: {listed}")
     source = with_levels(listing, spec).open(store)
     return replace(source, remarks=(*source.remarks, *remarks), skipped=reasons)
 

@@ -263,7 +263,6 @@ def draw_sheets(source: Source, shown: Recipe, out: Path) -> list[str]:
 def describe_source(source: Source, spec: DataSpec) -> dict[str, Any]:
     """Counts by split and class, unlabelled images last, and sizes as stored: [smallest, median, largest]."""
     from supancl.data.labels import describe_labels
-    from supancl.data.opening import SKIPPED
 
     splits, names = dict[str, dict[str, Any]](), [*source.classes, "(unlabelled)"]
     histogram: dict[str, dict[str, int]] = {name: {} for name in names}
@@ -286,8 +285,7 @@ def describe_source(source: Source, spec: DataSpec) -> dict[str, Any]:
         "histogram": histogram,
         "sizes": {name: [int(f(values)) for f in (np.min, np.median, np.max)] for name, values in sides.items()},
         "unreadable": dict(source.skipped),
-        # unreadable images have their own entry
-        "remarks": [remark for remark in source.remarks if not remark.startswith(SKIPPED)],
+        "remarks": list(source.remarks),
     }
 
 
