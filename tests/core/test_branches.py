@@ -132,17 +132,6 @@ def test_a_momentum_that_is_a_tensor_moves_the_target_as_the_number_does(momentu
         torch.testing.assert_close(new.double(), momentum * old + (1 - momentum) * follow, rtol=1e-6, atol=1e-6)
 
 
-def test_the_ema_touches_no_buffer_and_not_the_online_branch():
-    branches = moved(build("momentum"))
-    branches(some_views())
-    statistics = buffers(branches)
-    online = [p.clone() for p in parameters(branches.encoder, branches.projector, branches.predictor)]
-    branches.update_target(0.5)
-    assert all(torch.equal(a, b) for a, b in zip(statistics, buffers(branches), strict=True))
-    unchanged = parameters(branches.encoder, branches.projector, branches.predictor)
-    assert all(torch.equal(a, b) for a, b in zip(online, unchanged, strict=True))
-
-
 LOSSES = [
     Align(alpha=0.5),
     Align(alpha=0.5, form="squared"),

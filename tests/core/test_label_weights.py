@@ -254,13 +254,3 @@ def test_cross_entropy_with_weights_is_that_of_a_loop(form, smoothing):
     assert float(loss.batch_weight(pairs[:4], pairs)) == pytest.approx(
         sum(map(bool, as_dicts(pairs[:4]))) / sum(map(bool, as_dicts(pairs)))
     )
-
-
-@pytest.mark.parametrize("form", ["softmax", "binary"])
-def test_one_label_and_pairs_of_it_have_the_same_cross_entropy(form):
-    logits, labels = units(2, 9, CLASSES, seed=4), some_labels(9, CLASSES)
-    loss = CrossEntropy(smoothing=0.1, form=form)
-    one, pairs = loss(logits, logits, labels).total, loss(logits, logits, as_pairs(labels, 2)).total
-    torch.testing.assert_close(one, pairs)
-    nothing = torch.full_like(labels, -1)
-    assert float(loss(logits, logits, as_pairs(nothing)).total) == 0

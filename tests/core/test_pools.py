@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from supancl.core.losses import Align, Contrast
-from supancl.core.pools import PoolSpec, Prototypes, Queue
+from supancl.core.pools import PoolSpec, Queue
 from supancl.distributed import RowRange
 from tests.files import mentions
 from tests.helpers import POOLS, mean_by_loop, pool_and_reference, property_test, seeded, some_labels, units
@@ -65,18 +65,6 @@ def test_any_pushes_into_any_size_leave_what_lists_would_hold(kind, size, batche
         torch.testing.assert_close(pool.class_mean(query, fallback), expected, rtol=1e-12, atol=1e-12)
         ages = reference.ages()
         assert float(pool.staleness()) == pytest.approx(sum(ages) / max(1, len(ages)))
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
-def test_a_prototype_starts_at_the_first_mean_and_then_moves_by_its_rate(rate):
-    pool = Prototypes(2, 2, rate)
-    first, second = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-1.0, 0.0]])
-    pool.push(first, torch.tensor([0, 0]))
-    start = torch.tensor([0.5, 0.5])
-    torch.testing.assert_close(pool.stored().targets[0], start)
-    pool.push(second, torch.tensor([0]))
-    torch.testing.assert_close(pool.stored().targets[0], rate * start + (1 - rate) * second[0])
-    assert pool.stored().valid.tolist() == [True, False]
 
 
 @every_pool
@@ -228,35 +216,6 @@ def test_a_saved_pool_continues_bit_for_bit(kind):
 
 
 # --- on a GPU's terms ----------------------------------------------------------------------------------------------
-
-
-class Added(TorchDispatchMode):
-    """Records which operations ran, and of which type the tensors are that are added to at an index."""
-
-    def __init__(self):
-        super().__init__()
-        self.names, self.types = [], set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func._schema.name)
-        accumulates = func._schema.name in ("aten::index_add_", "aten::scatter_add_") or (
-            func._schema.name.startswith("aten::index_put") and len(args) > 3 and args[3]
-        )
-        if accumulates:
-            self.types.add(args[0].dtype)
-        return func(*args, **(kwargs or {}))
-
-
-@every_pool
-def test_a_push_adds_at_an_index_in_floating_point_only_and_in_few_operations(kind):
-    # compiled for a GPU, an addition of integers at an index becomes a sort of its own
-    pool = build(kind, size=32)
-    targets, labels = units(8, WIDTH, dtype=torch.float32), some_labels(8, CLASSES)
-    with Added() as seen:
-        pool.push(targets, labels)
-    assert all(dtype.is_floating_point for dtype in seen.types)
-    assert seen.types or kind == "prototypes"
-    assert len(seen.names) <= {"queue": 40, "class-queues": 58, "prototypes": 36}[kind]
 
 
 # --- small things -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import warnings
 from io import BytesIO
 
 import numpy as np
@@ -187,27 +186,6 @@ def encoded(kind):
 
 
 KINDS = ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "AVIF"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_any_damage_is_an_os_error_or_a_value_error_or_an_image(tmp_path, kind):
-    content = np.frombuffer(encoded(kind), dtype=np.uint8)
-    generator = np.random.default_rng(1)
-    path = tmp_path / "image.bin"
-    outcomes = set()
-    for _ in range(60):
-        damaged = content.copy()
-        places = generator.integers(0, min(len(content), 400), 4)  # most of a header, some of the pixels
-        damaged[places] = generator.integers(0, 256, 4)
-        path.write_bytes(damaged[: generator.integers(len(content) // 2, len(content) + 1)].tobytes())
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow remarks on odd metadata
-                decode(path)
-            outcomes.add("image")
-        except (OSError, ValueError):
-            outcomes.add("refused")
-    assert "refused" in outcomes
 
 
 # --- stores --------------------------------------------------------------------------------------------------------
