@@ -54,10 +54,6 @@ class MLP:
             "auto" if all(norm != bias for norm, bias in zip(normed, biased, strict=True)) else "none",
         ), weights[f"{linear[0]}.weight"].shape[1]
 
-    @property
-    def depth(self) -> int:
-        return len(self.hidden) + 1
-
     def build(self, width: int) -> nn.Sequential:
         if self.out is None:
             raise ValueError("MLP.out is not known yet; give it the number of classes first")
