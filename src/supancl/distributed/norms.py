@@ -1,4 +1,4 @@
-"""Batch norm with statistics per view when several views form one batch, and over all ranks."""
+"""What passes gradients between ranks: sums, gathering, and batch norm, whose statistics may also be per view."""
 
 from __future__ import annotations
 
@@ -22,9 +22,23 @@ class AllReduceSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        total = grads[0].clone(memory_format=torch.contiguous_format)
+        return AllReduceSum.forward(ctx, grads[0])
+
+
+class AllGather(torch.autograd.Function):
+    """Gather the tensors of all ranks; their shapes are equal."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> tuple[Tensor, ...]:
+        gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, rows)
+        return tuple(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        total = torch.stack(grads)
         dist.all_reduce(total)
-        return total
+        return total[dist.get_rank()]
 
 
 class PerViewBatchNorm(nn.modules.batchnorm._BatchNorm):

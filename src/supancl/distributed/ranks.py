@@ -82,13 +82,13 @@ class Ranks:
         """All `total` rows in order, from the rows of every rank; gradients flow back to the rank a row came from."""
         if self.size == 1:
             return rows
-        from supancl.distributed.norms import AllReduceSum
+        from supancl.distributed.norms import AllGather
 
-        row_range, local_rows = self.row_range(total), rows.movedim(dim, 0)
-        after = total - row_range.first - row_range.count
-        padding = [0, 0] * (local_rows.ndim - 1) + [row_range.first, after]
-        all_rows: Tensor = AllReduceSum.apply(nn.functional.pad(local_rows, padding))  # zeros for the others' rows
-        return all_rows.movedim(0, dim)
+        local_rows, most = rows.movedim(dim, 0), -(-total // self.size)  # ranks with a row less than most are padded
+        padding = local_rows.new_zeros(most - len(local_rows), *local_rows.shape[1:])
+        gathered = AllGather.apply(torch.cat([local_rows, padding]).contiguous())
+        counts = [Ranks(self.size, rank).row_range(total).count for rank in range(self.size)]
+        return torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)]).movedim(0, dim)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sum over the ranks in place, without gradient."""
