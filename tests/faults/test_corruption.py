@@ -131,7 +131,6 @@ READERS: dict[str, tuple[Callable[[Path], Outcome], ...]] = {
     "run/evaluate/*.json": (make_table, evaluate),
     "run/tensorboard/*": (resume,),
     "run/.lock": (resume,),
-    "cache/*px-*/about.json": (embed("--no-cache"),),
     "cache/*px-*/*.bin": (embed("--no-cache"), resume),
     "cache/*px-*/*.npz": (embed("--no-cache"), resume),
     "cache/*px-*/.lock": (embed("--no-cache"),),
