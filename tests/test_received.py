@@ -300,14 +300,6 @@ def sparse_tar(path: Path) -> None:
     path.write_bytes(bytes(header) + b"1".ljust(512, b"\0") + bytes(1024))
 
 
-def long_header_tar(path: Path) -> None:
-    """A pax header that claims 8 GB, in a file with as many bytes, none of them on the disk."""
-    member = tarfile.TarInfo("x")
-    member.type, member.size = tarfile.XHDTYPE, 2**33 - 1
-    path.write_bytes(member.tobuf(tarfile.GNU_FORMAT))
-    os.truncate(path, 2**33 + 2048)
-
-
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import pytest
 import sklearn.datasets
 import torch
 
@@ -21,7 +18,6 @@ from supancl.files import read_text
 from supancl.runs.folder import RunFolder
 from tests.faults.commands import say
 from tests.faults.events import kill_before_event
-from tests.files import class_folders
 from tests.forked import LIBRARIES
 from tests.tiny import assert_same_bits, final_state
 
@@ -97,59 +93,3 @@ def test_pretraining_killed_at_file_events_and_random_moments_ends_with_the_same
         assert not list(folder.rglob(".*.tmp")), kill
     print(f"{killed} of {KILLS} kills found the run at work; it has {undisturbed.events} file events")
     assert killed >= KILLS * 0.8
-
-
-def read_features(folder: Path) -> object:
-    with np.load(folder / "features.npz") as arrays:
-        return {name: arrays[name].tobytes() for name in arrays.files if not name.endswith("_names")}
-
-
-def read_evaluation(folder: Path) -> object:
-    (result,) = (folder / "run" / "evaluate").glob("knn*.json")
-    return read_text(result).partition('"accuracy"')[2][:40]
-
-
-# command -> its words, given a folder with data/ and run/, and what it leaves
-COMMANDS: dict[str, tuple[Callable[[Path], list[object]], Callable[[Path], object]]] = {
-    "embed": (
-        lambda folder: ["embed", folder / "run", "--data", folder / "data", "--out", folder / "features.npz"],
-        read_features,
-    ),
-    "evaluate": (lambda folder: ["evaluate", "knn", folder / "run"], read_evaluation),
-}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    assert say(*PRETRAIN, folder).code == 0
-    return folder
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_other_commands_killed_at_file_events_end_with_the_same_files(name, finished, tmp_path):
-    chance, (words, result) = random.Random(0), COMMANDS[name]
-
-    def new_place() -> Path:
-        place = tmp_path / "place"
-        shutil.rmtree(place, ignore_errors=True)
-        class_folders(place / "data")
-        (place / "run").mkdir()
-        for path in finished.rglob("*"):
-            if path.is_file() and "tensorboard" not in path.parts:
-                copy = place / "run" / path.relative_to(finished)
-                copy.parent.mkdir(exist_ok=True)
-                copy.write_bytes(path.read_bytes())
-        return place
-
-    place = new_place()
-    undisturbed = run_command(place, words(place))
-    assert (undisturbed.code, undisturbed.events > 3) == (0, True)
-    expected = result(place)
-    assert expected
-    for event in events_to_try(undisturbed.events, 2, chance):
-        place = new_place()
-        assert run_command(place, words(place), at=event).code == -signal.SIGKILL
-        if name != "embed" or not (place / "features.npz").exists():  # which it would refuse to overwrite
-            assert run_command(place, words(place)).code == 0
-        assert result(place) == expected, event

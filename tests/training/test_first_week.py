@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supancl import Align, Interrupted, Reporter, pretrain, recipe
-from supancl.recipes import RECIPES
+from supancl import Interrupted, Reporter, pretrain, recipe
 from supancl.runs.encoder_file import load_encoder
 from supancl.runs.folder import RunFolder
 from tests.files import assert_mentions, class_folders, supancl
@@ -97,9 +96,3 @@ def test_a_fault_in_ones_own_file_is_placed_there_and_the_advice_calls_that_file
     mended = run_own(tmp_path, forks, text, "pretrain", "--resume", "--out", "run")  # nothing has to be removed
     assert mended.returncode == 0, mended.stderr
     assert "next: python 'my losses.py' predict run" in mended.stdout
-
-
-def test_a_recipe_of_ones_own_has_the_name_it_is_called_by(monkeypatch):
-    monkeypatch.setitem(RECIPES, "mine.plain", lambda: recipe("digits.simsiam"))
-    assert recipe("mine.plain").name == "mine.plain"
-    assert isinstance(recipe("mine.plain").loss, Align)

@@ -190,12 +190,6 @@ def test_targets_that_use_few_directions_are_a_collapse_though_they_are_spread_o
     assert monitor.collapsed == collapsed
 
 
-@pytest.mark.parametrize(("epochs", "checked"), [(7, [4, 6]), (10, [4, 9]), (3, [2])])
-def test_the_last_epoch_is_always_checked(epochs: int, checked: list[int], tmp_path: Path) -> None:
-    run = pretrain(tiny_recipe(train__epochs=epochs, train__monitor_every=5), tiny_data(), tmp_path / "run")
-    assert [row["epoch"] for row in run.metrics if row["kind"] == "monitor"] == checked
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize(("half", "close"), [(False, 5e-3), (True, 0.03)])
 def test_on_a_gpu_the_values_are_those_of_a_cpu(half: bool, close: float) -> None:

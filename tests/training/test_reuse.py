@@ -94,12 +94,3 @@ def test_other_data_get_a_trainer_of_their_own():
         one = trainer_for(made, tiny_data(), CPU)
         assert trainer_for(made, tiny_data(), CPU) is one
         assert trainer_for(made, tiny_data(unlabelled=0.5), CPU) is not one
-
-
-def test_arrays_with_other_pixels_are_other_data_though_their_labels_agree():
-    made = tiny_recipe("supsiam", "queue")
-    one, other = tiny_data(), tiny_data(seed=1)
-    assert one.summary["fingerprint"] == other.summary["fingerprint"]
-    with share_step():
-        first = trainer_for(made, one, CPU)
-        assert trainer_for(made, other, CPU) is not first

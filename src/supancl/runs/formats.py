@@ -131,24 +131,19 @@ def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | No
             raise BadInput(f"no backbone under the prefix {prefix!r}; available prefixes: {available}")
         return Format("given prefix", backbone_prefix), backbone_prefix
     names = [WRAPPER.sub("", name) for name in state]
-    for row in FORMATS:
-        if row.online not in prefixes or (row.marks and not any(name.startswith(row.marks) for name in names)):
-            continue
-        if branch == "online":
-            return row, prefixes[row.online]
-        targets = [prefixes[name] for name in row.target if name in prefixes]
-        if not targets:
-            raise BadInput(f"this {row.name} checkpoint has no target branch; leave branch out")
-        return row, targets[0]
-    for row in FORMATS:  # a file that holds only a moving average
-        names = [name for name in row.target if name in prefixes and name not in {other.online for other in FORMATS}]
-        if names and branch == "target":
-            return row, prefixes[names[0]]
-        if names:
-            raise BadInput(f"holds a target branch ({prefixes[names[0]]!r}) and no online one; give branch = target")
-    found = f"backbones under {', '.join(map(repr, prefixes.values()))}; name its prefix" if prefixes else NAME_IT
+    all_online = {row.online for row in FORMATS}
+    for row in sorted(FORMATS, key=lambda row: row.online not in prefixes):  # last: a file that holds only an average
+        is_online = row.online in prefixes and (not row.marks or any(name.startswith(row.marks) for name in names))
+        targets = [name for name in row.target if name in prefixes and (is_online or name not in all_online)]
+        if is_online or (targets and row.online not in prefixes):
+            found = {"online": [row.online] * is_online, "target": targets}
+            if not found[branch]:
+                others = {kind: prefixes[own[0]] for kind, own in found.items() if own}
+                raise BadInput(f"this {row.name} checkpoint has no {branch} branch; it has {others}; change branch")
+            return row, prefixes[found[branch][0]]
+    advice = f"backbones under {', '.join(map(repr, prefixes.values()))}; name its prefix" if prefixes else NAME_IT
     first_names = ", ".join(list(state)[:4]) or "no tensor at all"
-    raise BadInput(f"no known format ({', '.join(row.name for row in FORMATS)}); it holds {first_names}; {found}")
+    raise BadInput(f"no known format ({', '.join(row.name for row in FORMATS)}); it holds {first_names}; {advice}")
 
 
 def _find_backbones(state: Mapping[str, Tensor]) -> list[str]:

@@ -171,8 +171,8 @@ def _spec(name: str, names: Mapping[str, Tensor], given: Mapping[str, Any], is_n
     fields = {"channels": channels, "size": size, "mean": mean, "std": std, **given, "name": name}
     listed = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
     spec = from_json(EncoderSpec, listed, "encoder")
-    if any(value > 1 for value in (*spec.mean, *spec.std)):
-        raise BadInput("mean or std above 1: pixels are from 0 to 1; divide by 255")
+    if (largest := max(*spec.mean, *spec.std)) > 1:
+        raise BadInput(f"mean or std {largest:g}: pixels are from 0 to 1; divide by 255")
     return spec
 
 

@@ -108,6 +108,7 @@ def check_data(recipe: Recipe, data: Data, ranks: int = 1) -> None:
     out, classes = recipe.heads.projector.out, len(data.classes)
     labels, present = data.train.all_labels, data.train.class_ids()
     has_one_target = not labels.has_one_each and labels.count_distinct() == 1
+    found = f"only one class, {data.classes[present[0]]!r}" if len(present) == 1 else "all the same labels"
     problems = {
         f"it holds {holds}; {recipe.name} takes {takes}, and its encoder {recipe.encoder.name!r} {encodes}; choose "
         "another recipe, encoder.name or data": not holds == takes == encodes,
@@ -119,7 +120,7 @@ def check_data(recipe: Recipe, data: Data, ranks: int = 1) -> None:
         f"train.batch_size={least * settings.accumulate} or more, or fewer ranks": ranks > 1 and per_step < least,
         f"heads.projector.out = {out} is fewer than its {classes} classes; set heads.projector.out=null, which takes "
         "their number": not recipe.loss.normalizes and out is not None and out < classes,
-        f"classes that its training images tell apart: {min(len(present), 1)}, and {recipe.method} needs two; put "
+        f"its training images have {found if present else 'no label'}, and {recipe.method} needs two classes; put "
         "images into class folders, or use simsiam or byol": recipe.loss.supervised
         and (len(present) < 2 or has_one_target),
     }

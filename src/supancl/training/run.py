@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +15,11 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.distributed import from_environment
 from supancl.errors import BadInput
 from supancl.files import (
+    Output,
     is_as_written,
-    make_folder,
     open_regular,
     read_text,
     reason,
-    temporary_path,
     write_bytes,
     write_sealed_json,
 )
@@ -220,15 +217,8 @@ def extend_run(run: RunFolder, out: Path | str | None, given: Mapping[str, Any],
     folder = run_folder_for(recipe, out)
     folder.check_free(resume=False)
     check_out_folder(recipe.data.source, folder.path)
-    make_folder(folder.path.parent)
-    temporary = temporary_path(folder.path)
-    try:
+    with Output(folder.path).folder() as temporary:
         write_extension(RunFolder(temporary), run, recipe, base, state)
-        os.rename(temporary, folder.path)
-    except OSError as error:
-        raise BadInput(f"cannot write to {folder.path} ({reason(error)}); choose another out") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     rate = recipe.learning_rate * recipe.schedule.restart_rate
     current_reporter().note(
         f"{run.path} continues to epoch {recipe.train.epochs} in {folder.path}: the learning rate starts again at "
