@@ -238,9 +238,6 @@ class Content:
             names += each.names_at(changed) if isinstance(each, Split) else [str(each)] * len(changed)
         return names
 
-    def has_other_stamps(self, saved: Content | None) -> bool:
-        return saved is not None and not np.array_equal(saved.stamps, self.stamps)
-
 
 def read_content(path: Path) -> Content | None:
     """Saved values and stamps; None if the file is missing or damaged: then names cannot be given."""
