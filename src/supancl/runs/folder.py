@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from supancl.config import parse_json, to_json
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Content, Data, read_content
-from supancl.errors import BadInput
+from supancl.errors import BadInput, program_name
 from supancl.files import (
     Output,
     check_no_link,
@@ -239,9 +240,11 @@ class RunFolder:
         before, after = (
             "{:.1f}% [{:.1f}, {:.1f}]".format(row["linear"], *row["linear_interval"]) for row in (start, last)
         )
+        source = read_json(self.recipe_file)["recipe"]["data"]["source"]
+        command = f"{program_name()} predict {shlex.join([init['from'], '--data', source])}"
         return (
             f"{self.path} is worse than its start: a linear classifier is right for {after} of {last['knn_queries']} "
-            f"held-out images, and was for {before} before training; use {init['from']} itself"
+            f"held-out images, and was for {before} before training; to use the start: {command}"
         )
 
     def check_evaluations_writable(self) -> None:

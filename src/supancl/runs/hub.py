@@ -39,9 +39,8 @@ def find_weights(name: str, fetch: bool = True) -> Path:
     kind, _, model = name.partition(":")
     repository, file, url = _timm_place(model) if kind == "timm" else ("", "", _torchvision_url(model))
     try:
-        if repository:
-            return _from_hub(repository, file, fetch)
-        return _from_url(url, fetch)
+        is_in_torch_cache = bool(url) and _torch_cache(url).is_file()
+        return _from_hub(repository, file, fetch) if repository and not is_in_torch_cache else _from_url(url, fetch)
     except Exception as error:  # each library for fetching has its own
         place = f"{file} of https://huggingface.co/{repository}" if repository else url
         raise BadInput(
@@ -68,7 +67,7 @@ def _from_url(url: str, fetch: bool) -> Path:
     import torch
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
+    path = _torch_cache(url)
     if not path.is_file():
         if HF_HUB_OFFLINE or not fetch:
             raise OSError("HF_HUB_OFFLINE is set" if fetch else "a run folder fetches nothing")
@@ -76,6 +75,12 @@ def _from_url(url: str, fetch: bool) -> Path:
         digest = torch.hub.HASH_REGEX.search(path.name)
         torch.hub.download_url_to_file(url, str(path), digest[1] if digest else None)
     return path
+
+
+def _torch_cache(url: str) -> Path:
+    import torch
+
+    return Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
 
 
 def _timm_place(model: str) -> tuple[str, str, str]:
