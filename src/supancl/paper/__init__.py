@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import Unpack
 
 from supancl.distributed import require_single_process
-from supancl.errors import BadInput, CheckFailed, did_you_mean, program_name
+from supancl.errors import BadInput, CheckFailed, did_you_mean
 from supancl.files import Output, make_folder, write_json, write_text
 from supancl.reporter import report_progress, say, show
 from supancl.reports.page import picture_output
@@ -57,7 +57,7 @@ def toy(
     make_folder(folder)
     from supancl.paper import toy_study as study
     from supancl.paper.layouts import LAYOUTS
-    from supancl.paper.pivot import fill, write
+    from supancl.paper.pivot import fill, to_show, write
     from supancl.paper.results import read_entries
     from supancl.paper.toy_training import ALPHAS, FULL, QUICK, READINGS
     from supancl.reports.pictures import tsne_panels
@@ -69,7 +69,7 @@ def toy(
     write_json(folder / "toy.json", result)
     for name in ("1", "2"):
         filled = fill(LAYOUTS[name], read_entries([str(folder)]))
-        show(write(filled, "text"))
+        show(to_show(filled, "text"))
         write_text(folder / f"table{name}.md", write(filled, "markdown"))
     for line in study.findings(result):
         say(line)
@@ -133,20 +133,7 @@ def collapse(recipe: str, **settings: Unpack[SweepSettings]) -> dict[str, Any]:
     $ supancl paper collapse cifar100.supsiam --epochs 20
     $ supancl paper collapse digits.supsiam --seeds 3
     """
-    require_single_process("a study")
-    request = SweepRequest("collapse", settings, seeds=1)
-    base = request.recipe(recipe)
-    check_overrides(request.given, {"train.seed": "seeds"})
-    from supancl.paper.studies import check_cells, train_cells
-
-    check_cells(base)
-    sweep = request.sweep()
-    sweep.check_folder(base)
-    result, table, runs = train_cells(base, sweep)
-    show(table)
-    say(f"runs and collapse.json in {request.out}")
-    sweep.raise_failed(runs, result)
-    return result
+    return run_study("collapse", recipe, None, False, settings)
 
 
 def study(
@@ -172,11 +159,18 @@ def study(
     $ supancl paper study pool cifar100.supsiam --data cifar100
     $ supancl paper study alpha imagenet100.supsiam --data photos
     """
+    return run_study(what, recipe, rows, on_test, settings)
+
+
+def run_study(what: str, recipe: str, rows: str | None, on_test: bool, settings: Mapping[str, Any]) -> dict[str, Any]:
     require_single_process("a study")
     from supancl.paper.studies import STUDIES, train_rows
     from supancl.sweeps.runner import check_monitored, select_rows
 
-    request, plan = SweepRequest(f"study-{what}", settings, seeds=1), STUDIES[what]
+    request, plan = (
+        SweepRequest("collapse" if what == "collapse" else f"study-{what}", settings, seeds=1),
+        STUDIES[what],
+    )
     base = request.recipe(recipe)
     plan.check(base)
     check_overrides(request.given, {**plan.varies, "train.seed": "seeds"})
@@ -188,8 +182,7 @@ def study(
     show(table)
     for line in result["differences"]:
         say(line)
-    say(f"runs, study.json and study.md in {request.out}")
-    say(f"the paper's table: {program_name()} paper table {plan.table} {request.out}")
+    say(f"runs and tables in {request.out}; the paper's table: supancl paper table {plan.table} {request.out}")
     sweep.raise_failed(runs, result)
     return result
 
@@ -236,7 +229,7 @@ def table(
     $ supancl paper table H.1 runs/a runs/b --format latex
     """
     from supancl.paper.layouts import LAYOUTS, table_name
-    from supancl.paper.pivot import fill, write
+    from supancl.paper.pivot import fill, to_show, write
     from supancl.paper.results import read_entries
 
     layout, out = LAYOUTS[table_name(name)], settings.get("out")
@@ -249,7 +242,7 @@ def table(
         return make_table(layout, request, details, format, dry_run)
     filled = fill(layout, read_entries(runs))
     if out is None:
-        show(write(filled, format))
+        show(to_show(filled, format))
     else:
         Output(Path(out), tuple({"", Path(out).suffix.lower()}), replaces=Path.is_file).write(
             lambda path: path.write_text(write(filled, format), encoding="utf-8")
@@ -264,7 +257,7 @@ def make_table(
     """Train and evaluate what is missing, then fill the table; the same command again continues."""
     require_single_process("a table")
     from supancl.paper.make import Request, complete, make_plan
-    from supancl.paper.pivot import write
+    from supancl.paper.pivot import to_show, write
     from supancl.sweeps.runner import RunsFailed
 
     out, sweep = request.out, request.sweep()
@@ -277,7 +270,7 @@ def make_table(
     if dry_run:
         return {"table": layout.name, "out": str(out), "plan": states}
     filled, failed = complete(plan, sweep)
-    show(write(filled, form))
+    show(to_show(filled, form))
     write_text(out / f"table.{ENDINGS[form]}", write(filled, form))
     say(f"runs and table.{ENDINGS[form]} in {out}")
     result = filled.to_json() | {"out": str(out), "plan": {name: plan.state(name) for name in plan.runs}}

@@ -16,7 +16,7 @@ from supancl.evaluation.suite import run_suite
 from supancl.paper.layouts import Layout
 from supancl.paper.pivot import FilledTable, fill
 from supancl.paper.results import read_entries
-from supancl.paper.studies import STUDIES, Rows, cell_rows, check_cells, check_supcon
+from supancl.paper.studies import STUDIES, Rows, check_supcon
 from supancl.recipes import RECIPES, Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
@@ -38,7 +38,7 @@ from supancl.sweeps.runner import (
 )
 
 PAPERS_FAMILY = {"8": ("cifar100",), "G.1": ("vit",), "H.1": ("cifar10", "cifar100")}  # imagenet100 for the others
-STUDY_OF = {"1": "alpha", "3": "alpha", "F.1": "alpha", "7": "pool", "F.2": "positives"}
+STUDY_OF = {"1": "alpha", "3": "alpha", "F.1": "alpha", "7": "pool", "F.2": "positives", "8": "collapse"}
 TO_TRAIN, DONE, FAILED = "to train", "done", "failed"
 
 
@@ -132,11 +132,8 @@ def table_rows(layout: Layout, request: Request) -> tuple[Rows, list[str]]:
     if layout.name == "2":
         raise BadInput("Table 2 needs a toy study: supancl paper toy --out DIR, then supancl paper table 2 DIR")
     families = (request.family,) if request.family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
-    if layout.name in (*STUDY_OF, "8"):
+    if layout.name in STUDY_OF:
         base = request.build(request.recipe or f"{families[0]}.supsiam")
-        if layout.name == "8":
-            check_cells(base)
-            return cell_rows(base), []
         study = STUDIES[STUDY_OF[layout.name]]
         check_overrides(request.overrides, study.varies)
         study.check(base)

@@ -271,3 +271,8 @@ def as_numbers(filled: FilledTable) -> Table:
 def write(filled: FilledTable, form: str) -> str:
     """The table as text, as Markdown, as LaTeX for booktabs, or as numbers in csv."""
     return write_table(as_numbers(filled) if form == "csv" else as_table(filled, apart=form == "text"), form)
+
+
+def to_show(filled: FilledTable, form: str) -> Table | str:
+    """What a terminal prints; a table fits its width."""
+    return as_table(filled, apart=True) if form == "text" else write(filled, form)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,27 +46,49 @@ BATCHES = (128, 256)  # Table F.3
 ENDS = ("collapsed", "failed")
 Rows = dict[str, Recipe]
 Fields = Mapping[str, Mapping[str, Any]]  # row -> fields that differ from the base
+MEASURES = {
+    # key -> (title, decimals)
+    "knn": ("k-NN %", 2),
+    "linear": ("linear %", 2),
+    "ratio": ("S_W/S_T", 3),
+    "ssl": ("l_ssl", 3),
+    "sup": ("l_sup", 3),
+}
+LAST_CHECK = {
+    # key of the monitor's last check -> (title, decimals)
+    "knn": ("k-NN %", 2),
+    "effective_rank": ("effective rank", 1),
+    "std": ("std", 3),
+}
 
 
 @dataclass(frozen=True)
 class Study:
-    """One ablation: its rows, which recipes it can vary, and the paper's averages over 11 data sets."""
+    """One ablation: its rows, which recipes it can vary, what is measured, and the paper's numbers."""
 
     title: str  # of the column with the rows' names
     table: str  # the paper's table
     reference: str  # the others are compared with this row
     varies: Mapping[str, str]  # field -> the flag to use instead of an override
-    fields: Callable[[Recipe], Fields]
+    rows: Callable[[Recipe], Rows]
     check: Callable[[Recipe], None]  # BadInput if the study cannot vary this recipe
-    averages: Mapping[str, tuple[float, ...]]
-    key_of: Callable[[str, str], str]  # (row, recipe's name) -> key in `averages`
+    paper: Callable[[str, str], str]  # (row, recipe's name) -> the paper's number in words
+    measures: Mapping[str, tuple[str, int]] = field(default_factory=lambda: MEASURES)  # key -> title, decimals
 
-    def rows(self, base: Recipe) -> Rows:
-        return {name: base.with_set(values, because="study") for name, values in self.fields(base).items()}
 
-    def average(self, row: str, recipe: str) -> float | None:
-        values = self.averages.get(self.key_of(row, recipe))
-        return None if values is None else values[0]
+def varied(fields: Callable[[Recipe], Fields]) -> Callable[[Recipe], Rows]:
+    """The recipe with the fields of each row."""
+    return lambda base: {name: base.with_set(values, because="study") for name, values in fields(base).items()}
+
+
+def average(numbers: Mapping[str, tuple[float, ...]], key_of: Callable[[str, str], str]) -> Callable[[str, str], str]:
+    """The paper's average over 11 data sets; `key_of` maps a row and the recipe's name to the row of `numbers`."""
+
+    def text(row: str, recipe: str) -> str:
+        values = numbers.get(key_of(row, recipe))
+        return "" if values is None else f"{values[0]:.2f}"
+
+    return text
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -117,6 +139,11 @@ def cell_rows(base: Recipe) -> Rows:
     return {cell_name(key): cell_recipe(base, *key) for key in COLLAPSE_CELLS}
 
 
+PAPERS_CELLS = {
+    cell_name(key): f"{'yes' if collapsed else 'no'}, {knn:.2f}" for key, (collapsed, knn) in COLLAPSE.items()
+}
+
+
 # --- which recipes a study can vary -----------------------------------------------------------------------------------
 
 
@@ -156,20 +183,18 @@ STUDIES: dict[str, Study] = {
         "7",
         "queue",
         {"pool.kind": "rows"},
-        pool_fields,
+        varied(pool_fields),
         check_align,
-        POOL_DESIGN,
-        lambda row, recipe: row.replace("queues-", "queues "),
+        average(POOL_DESIGN, lambda row, recipe: row.replace("queues-", "queues ")),
     ),
     "positives": Study(
         "positives",
         "F.2",
         "M-all",
         {"loss.samples": "rows"},
-        lambda base: {f"M-{samples or 'all'}": {"loss.samples": samples} for samples in (1, 4, 16, None)},
+        varied(lambda base: {f"M-{samples or 'all'}": {"loss.samples": samples} for samples in (1, 4, 16, None)}),
         partial(check_align, pools=("queue", "class-queues")),
-        POSITIVES,
-        lambda row, recipe: row.removeprefix("M-"),
+        average(POSITIVES, lambda row, recipe: row.removeprefix("M-")),
     ),
     "batch": Study(
         "batch",
@@ -177,67 +202,73 @@ STUDIES: dict[str, Study] = {
         "batch-128",
         {"train.batch_size": "rows"},
         # the learning rate scales with the batch automatically: `optimizer.lr` belongs to `reference_batch`
-        lambda base: {f"batch-{size}": {"train.batch_size": size} for size in BATCHES},
+        varied(lambda base: {f"batch-{size}": {"train.batch_size": size} for size in BATCHES}),
         lambda base: None,
-        BATCH,
-        _batch_key,
+        average(BATCH, _batch_key),
     ),
     "memory": Study(
         "batch, memory bank",
         "F.3",
         "batch-128",
         {"train.batch_size": "rows", "loss.against": "rows", "pool.kind": "rows"},
-        memory_fields,
+        varied(memory_fields),
         check_supcon,
-        BATCH,
-        _batch_key,
+        average(BATCH, _batch_key),
     ),
     "alpha": Study(
         "alpha",
         "F.1",
         "alpha-0.5",
         {"loss.alpha": "rows"},
-        lambda base: {f"alpha-{alpha:g}": {"loss.alpha": alpha} for alpha in (0.0, 0.2, 0.5, 0.8, 1.0)},
+        varied(lambda base: {f"alpha-{alpha:g}": {"loss.alpha": alpha} for alpha in (0.0, 0.2, 0.5, 0.8, 1.0)}),
         partial(check_align, pools=("queue", "class-queues", "prototypes"), supervised=False),
-        ALPHA,
-        lambda row, recipe: row.removeprefix("alpha-"),
+        average(ALPHA, lambda row, recipe: row.removeprefix("alpha-")),
+    ),
+    "collapse": Study(
+        "pool, EMA",
+        "8",
+        "pool",
+        {},
+        cell_rows,
+        check_cells,
+        lambda row, recipe: PAPERS_CELLS[row],
+        LAST_CHECK,
     ),
 }
 
 
 # --- a study: trained, measured, compared -----------------------------------------------------------------------------
 
-MEASURES = {
-    # key -> (title, decimals)
-    "knn": ("k-NN %", 2),
-    "linear": ("linear %", 2),
-    "ratio": ("S_W/S_T", 3),
-    "ssl": ("l_ssl", 3),
-    "sup": ("l_sup", 3),
-}
-
 
 def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Result, Table, Runs]:
-    """Train and measure the rows of a study; returns the content of study.json, its table, and the runs."""
+    """Train and measure the rows of a study; returns the content of its .json, its table, and the runs."""
     started, study, split = time.perf_counter(), STUDIES[name], "test" if on_test else "held-out"
-    if on_test:
+    is_collapse = name == "collapse"  # Table 8: nothing is chosen, and the monitor's last check is the measurement
+    if on_test or is_collapse:
         data = open_recipe_data(base)
-        if data.test is None:
+        if on_test and data.test is None:
             raise BadInput(f"on_test: {base.data.source} has no test split; omit on_test")
     else:
         with_holdout, data = open_held_out(base, "study")
         if with_holdout is not base:
             holdout = {"data.holdout": with_holdout.data.holdout}
             rows = {row: recipe.with_set(holdout, because="study") for row, recipe in rows.items()}
-    runs = sweep.train(sweep.with_seeds(rows, "study"), data)
-    evaluator = RunEvaluator(base.train.device)
+    runs, evaluator = (
+        sweep.train(sweep.with_seeds(rows, "collapse study" if is_collapse else "study"), data),
+        RunEvaluator(base.train.device),
+    )
 
     def measure(folder: Path) -> dict[str, float | None]:
-        return measure_row(folder, evaluator, split)
+        if not is_collapse:
+            return measure_row(folder, evaluator, split)
+        check = [row for row in RunFolder(folder).metrics() if row["kind"] == "monitor"][-1]
+        return {key: check.get(key) for key in LAST_CHECK}
 
-    results = collect_results(sweep, runs, {row: {"row": row} for row in rows}, MEASURES, measure)
-    reference = study.reference if study.reference in rows else next(iter(rows))
-    compared = compare_rows(results, [reference, *(row for row in rows if row != reference)], "linear", "first")
+    cells = {cell_name(key): {"pool": key[0], "ema": key[1]} for key in COLLAPSE_CELLS}
+    labels = {row: {"row": row, **(cells[row] if is_collapse else {})} for row in rows}
+    results = collect_results(sweep, runs, labels, study.measures, measure)
+    order = sorted(rows, key=lambda row: row != study.reference)  # the others are compared with the first
+    compares = len(rows) > 1 and not is_collapse
     result: Result = {
         "study": name,
         "paper": f"Table {study.table}",
@@ -245,27 +276,37 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
         "data": data.summary,
         "epochs": base.train.epochs,
         "seeds": list(range(sweep.seeds)),
-        "rows": results,
-        "summary": [summarize(results, {"row": row}, MEASURES) for row in rows],
-        "differences": compared["findings"] if len(rows) > 1 else [],
+        # a run that failed has no verdict
+        "rows": [row | {"collapsed": None} if row["failed"] and is_collapse else row for row in results],
+        "summary": [summarize(results, {"row": row}, study.measures) for row in rows],
+        "differences": compare_rows(results, order, "linear", "first")["findings"] if compares else [],
         "seconds": time.perf_counter() - started,
         "versions": versions(),
         "commit": commit(),
     }
+    lines = [
+        [
+            entry["row"],
+            *(mean_text(entry[key], entry[f"{key}_half_interval"], n) for key, (_, n) in study.measures.items()),
+            *(f"{entry[end]} of {entry['n']}" for end in ENDS),
+            study.paper(entry["row"], base.name),
+        ]
+        for entry in result["summary"]
+    ]
     images = data.test if on_test and data.test is not None else data.held_out
     title = f"{name} study of {base.name}, epochs: {base.train.epochs}, seeds: {sweep.seeds}"
     title += f", images: {len(data.train)} training, {len(images)} {split}"
-    cells = []
-    for entry in result["summary"]:
-        average, counts = study.average(entry["row"], base.name), [f"{entry[end]} of {entry['n']}" for end in ENDS]
-        paper = "" if average is None else f"{average:.2f}"
-        cells.append([entry["row"], *mean_cells(entry, MEASURES), *counts, paper])
-    columns = [study.title, *(title for title, _ in MEASURES.values()), *ENDS, f"paper: Avg, Table {study.table}"]
-    table = plain_table(title, columns, cells)
+    columns = [
+        study.title,
+        *(title for title, _ in study.measures.values()),
+        *ENDS,
+        f"paper: {papers}, Table {study.table}",
+    ]
+    table = plain_table(title, columns, lines)
     remarks = "".join(f"\n- {line}" for line in result["differences"])
-    text = f"{title}; {result['seconds']:.0f} s\n\n{to_markdown(replace(table, caption=''))}{remarks}\n"
-    write_text(sweep.out / "study.md", text)
-    write_json(sweep.out / "study.json", result)
+    file = sweep.out / ("collapse.json" if is_collapse else "study.json")
+    write_text(file.with_suffix(".md"), f"{title}\n\n{to_markdown(replace(table, caption=''))}{remarks}\n")
+    write_json(file, result)
     return result, table, runs
 
 
@@ -279,54 +320,3 @@ def measure_row(folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, 
     if ("study", content) not in saved_results(folder):
         RunFolder(folder).write_evaluation("study", content)
     return {key: content[key] for key in MEASURES}
-
-
-def mean_cells(entry: Result, titles: Mapping[str, tuple[str, int]]) -> list[str]:
-    return [mean_text(entry[key], entry[f"{key}_half_interval"], places) for key, (_, places) in titles.items()]
-
-
-# --- Table 8 ----------------------------------------------------------------------------------------------------------
-
-LAST_CHECK = {
-    # key of the monitor's last check -> (title, decimals)
-    "knn": ("k-NN %", 2),
-    "effective_rank": ("effective rank", 1),
-    "std": ("std", 3),
-}
-
-
-def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Table, Runs]:
-    """Train the four cells with every seed and write collapse.json; returns its content, the table and the runs."""
-
-    def measure(folder: Path) -> dict[str, float | None]:
-        check = [row for row in RunFolder(folder).metrics() if row["kind"] == "monitor"][-1]
-        return {key: check.get(key) for key in LAST_CHECK}
-
-    labels = {cell_name(key): {"pool": key[0], "ema": key[1]} for key in COLLAPSE_CELLS}
-    runs = sweep.train(sweep.with_seeds(cell_rows(base), "collapse study"), open_recipe_data(base))
-    results = collect_results(sweep, runs, labels, LAST_CHECK, measure)
-    result: Result = {
-        "recipe": base.name,
-        "alpha": flattened(base)["loss.alpha"],
-        "epochs": base.train.epochs,
-        # a run that failed has no verdict
-        "rows": [row | {"collapsed": None} if row["failed"] else row for row in results],
-        "paper": {cell_name(key): values for key, values in COLLAPSE.items()},
-        "versions": versions(),
-        "commit": commit(),
-    }
-    write_json(sweep.out / "collapse.json", result)
-    title = f"{base.name}, epochs: {base.train.epochs}, alpha {result['alpha']:g}, seeds: {sweep.seeds}"
-    titles = (title for title, _ in LAST_CHECK.values())
-    columns = ["pool", "EMA", "collapse", *titles, "paper: collapse", "paper: k-NN %", "failed"]
-    return result, plain_table(title, columns, [cell_row(results, key) for key in COLLAPSE_CELLS]), runs
-
-
-def cell_row(results: list[Result], key: tuple[bool, bool]) -> list[str]:
-    """One cell of Table 8 as a table row, with the paper's result."""
-    entry = summarize(results, {"pool": key[0], "ema": key[1]}, LAST_CHECK)
-    finished, collapsed = entry["n"] - entry["failed"], entry["collapsed"]
-    verdict = "-" if not finished else {0: "no", finished: "yes"}.get(collapsed, f"{collapsed} of {finished} seeds")
-    ticks, (papers_collapse, knn) = ["yes" if on else "no" for on in key], COLLAPSE[key]
-    paper = ["yes" if papers_collapse else "no", f"{knn:.2f}"]
-    return [*ticks, verdict, *mean_cells(entry, LAST_CHECK), *paper, f"{entry['failed']} of {entry['n']}"]
