@@ -253,10 +253,8 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
         if with_holdout is not base:
             holdout = {"data.holdout": with_holdout.data.holdout}
             rows = {row: recipe.with_set(holdout, because="study") for row, recipe in rows.items()}
-    runs, evaluator = (
-        sweep.train(sweep.with_seeds(rows, "collapse study" if is_collapse else "study"), data),
-        RunEvaluator(base.train.device),
-    )
+    because, papers = ("collapse study", "collapse, k-NN") if is_collapse else ("study", "Avg")
+    runs, evaluator = sweep.train(sweep.with_seeds(rows, because), data), RunEvaluator(base.train.device)
 
     def measure(folder: Path) -> dict[str, float | None]:
         if not is_collapse:
