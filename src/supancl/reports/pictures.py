@@ -71,25 +71,25 @@ def tsne_map(features: Features, seed: int = 0) -> np.ndarray[Any, Any]:
     if count < 3 or not (values != values[0]).any():
         return np.zeros((count, 2))
     check_tsne(count)
-    with track_task(f"t-SNE of {count:,} images"):
-        if count <= MAX_IMAGES_SKLEARN:
-            from sklearn.manifold import TSNE
+    if count <= MAX_IMAGES_SKLEARN:
+        from sklearn.manifold import TSNE
 
+        with track_task(f"t-SNE of {count:,} images"):
             return np.asarray(TSNE(perplexity=perplexity(count), init="pca", random_state=seed).fit_transform(values))
-        import openTSNE
+    import openTSNE
 
-        calls = 0
+    calls = 0
 
-        def report(*_: Any) -> None:
-            nonlocal calls
-            calls += 1
-            report_progress("t-SNE, iterations", min(ITERATIONS, calls * CALL_EVERY), ITERATIONS)
+    def report(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        report_progress("t-SNE, iterations", min(ITERATIONS, calls * CALL_EVERY), ITERATIONS)
 
-        made = openTSNE.TSNE(
-            perplexity=perplexity(count), neighbors="exact", random_state=seed, n_jobs=torch.get_num_threads(),
-            callbacks=report, callbacks_every_iters=CALL_EVERY,
-        )  # fmt: skip
-        return np.asarray(made.fit(values))
+    made = openTSNE.TSNE(
+        perplexity=perplexity(count), neighbors="exact", random_state=seed, n_jobs=torch.get_num_threads(),
+        callbacks=report, callbacks_every_iters=CALL_EVERY,
+    )  # fmt: skip
+    return np.asarray(made.fit(values))
 
 
 def perplexity(count: int) -> float:
