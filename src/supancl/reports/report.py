@@ -38,8 +38,8 @@ from supancl.reports.verdict import (
     find_verdict,
     format_interval,
     is_number,
-    judge_result,
     own_evaluations,
+    quality_of_result,
     rank_bound,
     read_record,
 )
@@ -166,7 +166,7 @@ def _evaluation_row(title: str, result: Result) -> Row:
     images = result.get("tested_images", result.get("queries", result.get("images")))
     data = data_name(source_of(result) or str(result.get("data") or "-"))
     numbers = [_text(images, "{:,}"), _text(result.get("chance"), "{:.1f}")]
-    found = judge_result(result) if baselines else None
+    found = quality_of_result(result) if baselines else None
     cell = Cell(ratio) if ratio else _figure_cell(result)
     return [title, data, cell, *numbers, _figure_cell(untrained), found.text if found else ""]
 
@@ -237,7 +237,7 @@ def open_samples(record: RunRecord) -> Samples:
 
 
 def find_answers(run: Path) -> Answers:
-    """Fit a linear classifier on the training images, as `predict` does, and ask it about the held-out ones."""
+    """Fit a linear classifier on the training images, as `predict` does, and predict the held-out ones."""
     from supancl.core.precision import pick_device
     from supancl.evaluation.data import data_for
     from supancl.evaluation.encoder import EvaluationOptions, open_evaluated_encoder

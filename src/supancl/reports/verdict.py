@@ -237,7 +237,7 @@ def find_verdict(record: RunRecord) -> Verdict:
         return Verdict(collapse.state, "bad", collapse.state.capitalize(), f"{progress}; {collapse.finding}.{advice}")
     if state == "running":
         return Verdict(state, "unclear", "Still training", f"{progress}; {collapse.finding}.")
-    name, found = judge_record(record)
+    name, found = quality_of_run(record)
     by = f"{found.text} ({name})" if name else found.text
     if state == "stopped":
         tone: Tone = "bad" if found.tone == "bad" else "unclear"
@@ -246,7 +246,7 @@ def find_verdict(record: RunRecord) -> Verdict:
     return Verdict(state, found.tone, headline(record), f"{by}; {progress}.")
 
 
-def judge_result(result: Row) -> Quality | None:
+def quality_of_result(result: Row) -> Quality | None:
     """How good the encoder of an evaluation is, by its own fields; None if they do not say."""
     tested = result["cross_validated"] if isinstance(result.get("cross_validated"), Mapping) else result
     key = "map" if "map" in tested else "accuracy"
@@ -274,14 +274,14 @@ def own_evaluations(record: RunRecord) -> dict[str, Row]:
 
 def headline(record: RunRecord) -> str:
     """How good a run is, in a word or two."""
-    name, found = judge_record(record)
+    name, found = quality_of_run(record)
     return HEADLINES[found.tone] if name else "Not evaluated"
 
 
-def judge_record(record: RunRecord) -> tuple[str, Quality]:
+def quality_of_run(record: RunRecord) -> tuple[str, Quality]:
     """Which evaluation says how good a run is, and what it says; without one the last check while training."""
     for name, result in own_evaluations(record).items():
-        if (found := judge_result(result)) is not None:
+        if (found := quality_of_result(result)) is not None:
             return name, found
     check: Row = record.checks[-1] if record.checks else {}
     key = next((key for key in ("knn", "knn_map") if is_number(check.get(key))), "")

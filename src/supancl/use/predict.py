@@ -83,7 +83,7 @@ def predict(
         if classifier not in (None, "knn"):
             raise BadInput(f"k = {k}: only for classifier knn; leave it out")
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
-    from supancl.reports.verdict import judge_result
+    from supancl.reports.verdict import quality_of_result
     from supancl.use.predicting import PredictSettings, predict_labels
 
     settings = PredictSettings("knn" if k is not None else classifier, references, k, all, view)
@@ -92,7 +92,7 @@ def predict(
     result = {"out": str(table), **predictions.summary}
     for line in describe(result):
         say(line)
-    quality = judge_result(result)
+    quality = quality_of_result(result)
     if quality is not None and not quality.is_above_chance:
         warn(f"{table}: these labels are {quality.text}; label more images, or name another encoder")
     return result
