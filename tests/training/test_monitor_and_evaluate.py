@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
-from supancl.probes.ridges import USUAL_RIDGE
+from supancl.probes.linear import USUAL_RIDGE
 
 from supancl.probes import Features
 from supancl.training.monitor import linear_accuracy
