@@ -25,7 +25,10 @@ from tests.tiny import tiny_recipe
 
 CPU = torch.device("cpu")
 SELF_SUPERVISED = {"loss__alpha": 1.0}
-FULL = EvaluationOptions(CPU, baselines=True)
+
+
+def full() -> EvaluationOptions:
+    return EvaluationOptions(CPU, baselines=True)
 
 
 def own_run(tmp_path, images: int = 60, **settings):
@@ -85,13 +88,13 @@ def test_encoders_that_are_not_runs_may_be_tested_on_everything_unless_their_fil
     for name, classes, expected in (("a", (), 60), ("b", ("cat",), 60), ("c", ("0", "1", "2"), None)):
         file = tmp_path / f"{name}.safetensors"
         save_encoder(file, encoder(), classes, "any")
-        result = knn(subject(file, FULL), str(data))
+        result = knn(subject(file, full()), str(data))
         assert result.get("cross_validated", {}).get("tested_images") == expected
         assert result["tested_images"] == 12
 
 
 def test_cross_validation_is_five_folds(tmp_path):
-    evaluated = subject(own_run(tmp_path, **SELF_SUPERVISED), FULL)
+    evaluated = subject(own_run(tmp_path, **SELF_SUPERVISED), full())
     data = data_for(evaluated, None)
     everyone = evaluated.features(data.held_out).and_also(evaluated.features(data.train))
     found, fold = knn(evaluated, k=(3,)), stratified_folds(everyone.labels)
@@ -115,7 +118,7 @@ def test_an_encoder_trained_on_shuffled_labels_scores_at_chance(tmp_path):
     settings |= {"train__epochs": 20, "optimizer__lr": 0.3, "train__batch_size": 32, "optimizer__reference_batch": 32}
     recipe = tiny_recipe("crossentropy", data__source=str(tmp_path / "x.npz"), data__labelled=0.4, **settings)
     pretrain(recipe.with_set({"encoder.width": 32}), out=tmp_path / "run")
-    evaluated = subject(tmp_path / "run", FULL)
+    evaluated = subject(tmp_path / "run", full())
     by_heart = knn_leave_one_out(evaluated.features(data_for(evaluated, None).train), 5)
     assert by_heart > 60
     for result in (knn(evaluated), linear(evaluated)):
@@ -130,7 +133,7 @@ def test_an_encoder_trained_on_shuffled_labels_scores_at_chance(tmp_path):
 def test_random_weights_are_compared_image_by_image_and_their_features_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
     run = run_folder(tmp_path / "run", seed=7, source=str(source(tmp_path / "x.npz", train=90, test=120)))
-    evaluated = subject(run, FULL)
+    evaluated = subject(run, full())
     result = knn(evaluated, k=(5,))
     data = data_for(evaluated, None)
     random = EvaluatedEncoder("random", dict(baselines(evaluated))[RANDOM], EvaluationOptions(CPU), evaluated.reporter)
@@ -146,7 +149,7 @@ def test_random_weights_are_compared_image_by_image_and_their_features_kept(tmp_
     # another run of this architecture, in another process: nothing of random weights is computed again
     embedded = []
     monkeypatch.setattr("supancl.evaluation.encoder.embed", lambda *_: embedded.append(1))
-    assert knn(subject(run, FULL), k=(5,))["baselines"] == result["baselines"]
+    assert knn(subject(run, full()), k=(5,))["baselines"] == result["baselines"]
     assert embedded == []
 
 
@@ -154,13 +157,13 @@ def test_the_start_is_compared_if_it_is_still_the_same(tmp_path):
     run = run_folder(tmp_path / "run", seed=1, source=str(source(tmp_path / "x.npz", train=90, test=120)))
     start = run_folder(tmp_path / "start", seed=5)
     with_start(run, start)
-    result = knn(subject(run, FULL))
+    result = knn(subject(run, full()))
     assert [row["name"] for row in result["baselines"]] == [RANDOM, START]
     assert result["baselines"][1]["weights"] == subject(start).weights
     save_encoder(start / "encoder.safetensors", encoder(6), (), "any")
     for break_start in (lambda: None, lambda: shutil.rmtree(start)):
         break_start()
-        evaluated = subject(run, FULL)
+        evaluated = subject(run, full())
         result = knn(evaluated)
         assert [row["name"] for row in result["baselines"]] == [RANDOM]
         assert len(evaluated.reporter.warnings) == 1

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
-from supancl.probes.linear import USUAL_RIDGE
 
 from supancl.probes import Features
+from supancl.probes.linear import USUAL_RIDGE
 from supancl.training.monitor import linear_accuracy
 from supancl.training.trainer import Trainer
 from tests.files import supancl

@@ -103,13 +103,15 @@ def compare_with_baselines(
     for name, encoder in baselines(evaluated):
         baseline = EvaluatedEncoder(f"{name} of {evaluated.label}", encoder, options, evaluated.reporter)
         full_key = (baseline.weights, options.layer, options.normalize, key)
-        theirs = options.sources.answers.get(full_key) if key is not None else None
+        theirs = options.sources.answers.get(full_key)
         if theirs is None:
             try:
-                theirs = options.sources.answers[full_key] = answer(baseline)
+                theirs = answer(baseline)
             except (BadInput, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
                 evaluated.warn_once(f"{evaluated.location}: {name} is not compared: {error}")
                 continue
+        if key is not None:
+            options.sources.answers[full_key] = theirs
         gap = measured.minus(theirs)
         difference = {"difference": gap.mean, "difference_interval": [gap.low, gap.high]}
         rows.append({"name": name, "weights": baseline.weights, **figure_keys(theirs), **difference})

@@ -233,7 +233,7 @@ def open_evaluation_data(
         split = "test"
     if split == "test" and data.test is None:
         raise BadInput(f"{location} has no test split; leave split out to test images held out of train")
-    images = {"train": data.train, "held-out": data.held_out}.get(split) or data.test
+    images = {"train": data.train, "held-out": data.held_out}.get(split, data.test)
     assert images is not None
     taken_from = {"train": "train", "held-out": held_out_from}.get(split, "test")
     # if the test split is the held-out one, both names mean the same images

@@ -57,13 +57,14 @@ EQUAL_BY_CHANCE = 0.01  # fraction of images whose checksums of 32 bits may be e
 class SourceCache:
     """Keeps the source that was read last: the next protocol or encoder often needs the same one."""
 
+    keeps: bool = True
     key: Hashable = None
     source: Source | None = None
     warned: set[str] = field(default_factory=set)  # warnings that are not repeated
     answers: dict[Hashable, Measured] = field(default_factory=dict)  # of baselines that several encoders share
 
     def get(self, key: Hashable, read: Callable[[], Source]) -> Source:
-        if self.source is None or key != self.key:
+        if self.source is None or key != self.key or not self.keeps:
             self.source = None  # free it before reading the next: two may not fit in memory
             self.source, self.key = read(), key
         return self.source
@@ -82,7 +83,7 @@ class EvaluationOptions:
     partial: bool = False
     columns: str = ""  # of a .csv that is not the run's
     baselines: bool = False  # compare with random weights and the run's start; cross-validate if few are held out
-    sources: SourceCache = field(default_factory=SourceCache, compare=False, repr=False)
+    sources: SourceCache = field(default_factory=lambda: SourceCache(keeps=False), compare=False, repr=False)
 
     def describe(self, view: View, **more: str) -> str:
         return json.dumps({"layer": self.layer, "normalize": self.normalize, "view": view, **more}, sort_keys=True)
@@ -265,6 +266,7 @@ def open_evaluated_encoders(
         skip_bad_images=given.get("skip_bad_images", False),
         partial=given.get("partial", False),
         baselines=baselines,
+        sources=SourceCache(),
         columns=given.get("columns", ""),
     )
     foreign = {name: given[name] for name in ("size", "mean", "std", "branch", "prefix") if name in given}
