@@ -11,7 +11,7 @@ import pytest
 from supancl.cli import main
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluation.made import run_folder, source
-from tests.files import assert_one_line, supancl
+from tests.files import supancl
 
 
 @pytest.fixture(scope="session")
@@ -41,14 +41,6 @@ def in_json(said) -> dict:
 
 
 # --- on a real run ----------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_was_not_trained_to_its_end_is_judged_and_said_to_be_so(trained, tmp_path, capsys):
-    run = shutil.copytree(trained, tmp_path / "run")
-    assert supancl(capsys, "evaluate", "knn", run).err == ""
-    log = run / "metrics.jsonl"
-    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if '"train"' in line))
-    assert_one_line(supancl(capsys, "evaluate", "knn", run).err, "warning", run)
 
 
 def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
@@ -115,15 +107,6 @@ def test_a_table_of_another_format_is_nothing_else(form, place, capsys):
         assert said.out.startswith("**fewshot 3w1s**\n\n| Encoder | x | Avg. rank |\n| --- | ---: | ---: |\n")
 
 
-def test_a_column_of_different_test_images_is_warned_about(place, capsys):
-    """A run that held out more than others keeps to that."""
-    source(place / "y.npz", train=90)
-    run_folder(place / "half", source=str(place / "y.npz"), data__holdout=0.5)
-    said = supancl(capsys, "evaluate", "transfer", "half", "other", "--data", "y.npz")
-    assert_one_line(said.err, "warning", "y", "transfer", "different images")
-    assert supancl(capsys, "evaluate", "transfer", "run0", "other", "--data", "y.npz").err == ""
-
-
 def test_data_sets_of_a_folder_by_name_and_by_what_is_there(place, capsys):
     BUILDERS["pets"](place / "root")
     assert supancl(capsys, "evaluate", "transfer", "run0", "--root", "root").code == 2
@@ -167,17 +150,6 @@ def test_the_suite_writes_tables_and_goes_on_where_it_was(place, capsys):
     assert again.code == 0
     more = supancl(capsys, *SUITE, "--shots", "1,2")
     assert (more.out.count("(saved earlier)"), more.out.count("fewshot 3w2s on omniglot: ")) == (6, 2)
-
-
-def test_a_suite_with_faults_writes_what_it_has_and_says_how_much_is_missing(place, capsys):
-    BUILDERS["pets"](place / "root")
-    BUILDERS["omniglot"](place / "root")
-    said = supancl(capsys, *SUITE, "--shots", "5", "--json", "result.json")
-    assert said.code == 2
-    assert len(json.loads((place / "result.json").read_text())["failures"]) == 2
-    assert (place / "out/knn.md").exists()
-    nothing = supancl(capsys, *SUITE, "--shots", "5", "--protocols", "fewshot")
-    assert nothing.code == 2
 
 
 # --- few labels -------------------------------------------------------------------------------------------------------

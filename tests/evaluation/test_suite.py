@@ -1,6 +1,5 @@
 """The suite on miniature data sets: resumed, redone where something changed, averaged over seeds, and laid out."""
 
-import json
 import os
 import shutil
 
@@ -64,31 +63,6 @@ def counted(monkeypatch):
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
-
-
-def test_every_result_is_kept_with_its_conditions(root, tmp_path):
-    run = run_folder(tmp_path / "run")
-    found, _ = measured([run], small(root), tmp_path / "out")
-    assert [result["task"] for result in found.results] == ["knn", "transfer", "fewshot 3w1s", "fewshot 3w2s"]
-    assert not found.failures
-    (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
-    files = sorted(path.name for path in (folder / "evaluate").iterdir())
-    assert files == [
-        "fewshot-omniglot-3w1s-q2-ep12.json",
-        "fewshot-omniglot-3w2s-q2-ep12.json",
-        "knn-pets-k3-test-whole.json",
-        "transfer-pets.json",
-    ]
-    assert sorted(path.name for path in (run / "evaluate").iterdir()) == files
-    for file in files:
-        result = json.loads((folder / "evaluate" / file).read_text())
-        assert result.keys() >= {"accuracy", "encoder", "weights", "view", "hardware", "versions", "suite"}
-        assert result["suite"]["partial"]
-        assert (result["partial"], result["overlaps_training"]) == (True, False)
-    knn = json.loads((folder / "evaluate/knn-pets-k3-test-whole.json").read_text())
-    transfer = json.loads((folder / "evaluate/transfer-pets.json").read_text())
-    assert (knn["judged"], knn["queries"], knn["view"], transfer["metric"]) == ("test", 9, "whole", "mean-per-class")
-    assert transfer["images"] == [knn["references"], 30 - knn["references"], 9]
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------

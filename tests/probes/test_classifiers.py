@@ -99,16 +99,3 @@ def test_the_threshold_is_the_first_percentile_of_images_that_were_held_out():
     assert math.acos(threshold) == pytest.approx(0.495, abs=2e-3)
     threshold, by = unlike_threshold(references, held_out[:5])  # too few: each reference and its nearest other one
     assert (by, threshold) == ("references", pytest.approx(0.0))
-
-
-def test_labels_of_many_classes_need_no_more_memory_than_their_features(monkeypatch):
-    """Logits of 64 images at a time, not of all."""
-    monkeypatch.setattr("supancl.probes.classifiers.MOST_VOTES", 64 * 3)
-    train, queries = blobs(60, 0), blobs(1000, 1)
-    classifier, sizes = KnnClassifier(train, 3, 7), []
-    monkeypatch.setattr(KnnClassifier, "logits", lambda self, rows: sizes.append(len(rows)) or logits(self, rows))
-    assert len(rank_classes(classifier, queries.values, 3).labels) == 1000
-    assert max(sizes) == 64
-
-
-logits = KnnClassifier.logits

@@ -5,12 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
 from supancl.probes import Features, few_shot, sample_episodes
-from supancl.probes.fewshot import dual_logistic
 from tests.probes.blobs import blobs
 
 
@@ -38,22 +36,6 @@ def test_accuracies_are_those_of_liblinear(ways: int, shots: int, scale: float) 
     assert list(found.accuracies) == pytest.approx(expected, abs=1e-9)
     assert found.mean == pytest.approx(np.mean(expected))
     assert found.interval == pytest.approx(1.96 * np.std(expected) / np.sqrt(12))
-
-
-def test_the_coefficients_are_the_optimum_of_the_written_objective() -> None:
-    points = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    sign = torch.tensor([[1.0, 1, -1, -1, -1, -1], [-1, -1, 1, 1, -1, -1]], dtype=torch.float64)
-    found = dual_logistic(points @ points.mT + 1, sign, strength=3.0)
-    for episode in range(2):
-        rows = np.hstack([points[episode].numpy(), np.ones((6, 1))])
-        for way in range(2):
-            y = sign[way].numpy()
-
-            def objective(w: np.ndarray, rows=rows, y=y) -> float:
-                return 0.5 * w @ w + 3 * np.logaddexp(0, -y * (rows @ w)).sum()
-
-            best = minimize(objective, np.zeros(5), tol=1e-12)
-            assert rows.T @ found[episode, way].numpy() == pytest.approx(best.x, abs=1e-5)
 
 
 def test_episodes_are_distinct_images_of_distinct_classes() -> None:

@@ -22,7 +22,7 @@ from supancl.errors import BadInput
 
 CPU_PIXELS_PER_BATCH = 8 * 224**2
 MOST_PADDED_BYTES = 2**29  # of a batch as it is read; as floating-point numbers it is four times as large
-CHUNK = 65_536  # rows that are checked at a time
+CHUNK = 8192  # rows that are checked at a time
 
 
 class Features:
