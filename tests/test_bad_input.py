@@ -22,8 +22,9 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
+from supancl import files
 from supancl.cli import main
-from supancl.files import temporary_path, writing
+from supancl.files import temporary_path
 from supancl.runs.checkpoint import checkpoints
 from supancl.runs.encoder_file import save_encoder
 from supancl.runs.provenance import content_digest
@@ -588,7 +589,7 @@ def test_without_permission_the_place_is_named(world, tmp_path, forks):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_disk_full_while_features_are_written_leaves_no_file(place, monkeypatch, capsys):
     """What a full disk does to a run is tried in tests/faults."""
-    create, before = writing.create_new, contents(place)
+    create, before = files.create_new, contents(place)
 
     def create_on_full_disk(created: Path) -> None:
         create(created)
@@ -596,7 +597,7 @@ def test_a_disk_full_while_features_are_written_leaves_no_file(place, monkeypatc
             created.unlink()
             created.symlink_to("/dev/full")
 
-    monkeypatch.setattr(writing, "create_new", create_on_full_disk)
+    monkeypatch.setattr(files, "create_new", create_on_full_disk)
     said = supancl(capsys, "embed", "run", "--data", "data", "--out", "f.npz", "--device", "cpu")
     assert_refused(said, "f.npz", "No space left on device")
     assert contents(place) == before

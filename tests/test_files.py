@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.files import Output, did_you_mean_path, temporary_path, write_atomically, write_text, writing
-from supancl.files.writing import LEFT_OVER_AGE
+from supancl.files import LEFT_OVER_AGE, Output, did_you_mean_path, temporary_path, write_atomically, write_text
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import open_encoder
 from tests.files import mentions
@@ -54,7 +53,7 @@ def test_the_file_and_the_folder_that_names_it_are_synced(tmp_path: Path, monkey
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").readlink()))
     write_text(tmp_path / "file.txt", "new")
-    assert [path.name for path in synced] == [writing.temporary_path(tmp_path / "file.txt").name, tmp_path.name]
+    assert [path.name for path in synced] == [temporary_path(tmp_path / "file.txt").name, tmp_path.name]
 
 
 def test_what_killed_processes_left_is_removed_and_what_others_are_writing_is_not(tmp_path: Path) -> None:

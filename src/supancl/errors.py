@@ -46,8 +46,6 @@ class NonFinite(Stopped):
 class CheckFailed(SupanclError):
     """A numerical check failed; `result` is what the command computed, so that it can still be written."""
 
-    exit_code = 1
-
     def __init__(self, message: str, result: dict[str, object]) -> None:
         super().__init__(message)
         self.result = result
@@ -87,8 +85,8 @@ def program_name() -> str:
     return _program_name
 
 
-_HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, lone surrogate, line and paragraph separator
-_JOINERS = "\u200c\u200d"  # parts of words in Persian and Hindi, and of emoji
+HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, lone surrogate, line and paragraph separator
+JOINERS = "\u200c\u200d"  # parts of words in Persian and Hindi, and of emoji
 
 
 def make_visible(text: str, keep: str = "") -> str:
@@ -99,34 +97,13 @@ def make_visible(text: str, keep: str = "") -> str:
     >>> make_visible("cat" + chr(10) + chr(27) + "[2K")
     'cat\\\\n\\\\x1b[2K'
     """
-    if text.isprintable():
-        return text
-    return "".join(
-        character.encode("unicode_escape").decode() if _is_hidden(character, keep) else character for character in text
-    )
-
-
-def _is_hidden(character: str, keep: str) -> bool:
-    return unicodedata.category(character) in _HIDDEN_CATEGORIES and character not in keep + _JOINERS
-
-
-def plural(number: int, singular: str, plural_form: str | None = None, number_format: str = "") -> str:
-    """A number with its noun; the plural is the singular with an s unless it is passed.
-
-    >>> plural(1, "image"), plural(0, "class", "classes"), plural(1200, "file is", "files are", ",")
-    ('1 image', '0 classes', '1,200 files are')
-    """
-    noun = singular if number == 1 else plural_form or f"{singular}s"
-    return f"{number:{number_format}} {noun}"
+    hidden = {each for each in text if unicodedata.category(each) in HIDDEN_CATEGORIES} - {*keep, *JOINERS}
+    return text.translate({ord(each): each.encode("unicode_escape").decode() for each in hidden})
 
 
 def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
     """The end of a message about an unknown name: '; did you mean X?', or the names that are valid."""
     names = sorted(valid_names)
-    close = get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
+    if close := get_close_matches(name, names, n=1, cutoff=0.5):
         return f"; did you mean {close[0]!r}?"
-    listed = names if len(names) <= 50 else names[:10]
-    return f"; known: {', '.join(listed)}" + (
-        f" and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
-    )
+    return f"; known: {', '.join(names[:50])}" + ", ..." * (len(names) > 50)

@@ -7,14 +7,17 @@ A module that needs torch only inside functions starts like this; a type checker
     else:
         from supancl.lazy import torch
 
-A package whose `__init__` collects names from slow modules uses `lazy_names`.
+A package whose `__init__` collects names from slow modules imports them under `if TYPE_CHECKING`, for `lazy_names`.
 """
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from importlib import import_module
+from itertools import chain
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,12 +28,6 @@ class LazyModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         return getattr(import_real(self.__name__), name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(import_real(self.__name__), name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(import_real(self.__name__), name)
-
 
 def import_real(name: str) -> ModuleType:
     """Import a module, and replace every `LazyModule` in supancl's modules whose module is imported now.
@@ -38,33 +35,30 @@ def import_real(name: str) -> ModuleType:
     After that, tensor operations cost no extra look-up, and torch.compile sees the real torch.
     """
     real = import_module(name)
-    for path, module in list(sys.modules.items()):
-        if path.partition(".")[0] == "supancl":
-            for variable, value in list(vars(module).items()):
-                if type(value) is LazyModule and value.__name__ in sys.modules:
-                    vars(module)[variable] = sys.modules[value.__name__]
+    for module in [module for path, module in list(sys.modules.items()) if path.partition(".")[0] == "supancl"]:
+        for variable, value in list(vars(module).items()):
+            if type(value) is LazyModule and value.__name__ in sys.modules:
+                vars(module)[variable] = sys.modules[value.__name__]
     return real
 
 
-def lazy_module(name: str) -> ModuleType:
-    return sys.modules.get(name) or LazyModule(name)
+torch, nn, F, dist = (
+    sys.modules.get(name) or LazyModule(name)
+    for name in ("torch", "torch.nn", "torch.nn.functional", "torch.distributed")
+)
 
 
-torch = lazy_module("torch")
-nn = lazy_module("torch.nn")
-F = lazy_module("torch.nn.functional")
-dist = lazy_module("torch.distributed")
-
-
-def lazy_names(package: str, modules: Mapping[str, str]) -> Any:
-    """The `__getattr__` of a package (PEP 562); `modules` maps each module to the names it defines, in one string."""
-    module_of = {name: module for module, names in modules.items() for name in names.split()}
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package (PEP 562) for what its `file` imports under `if TYPE_CHECKING`."""
+    blocks = [node.body for node in ast.parse(Path(file).read_text()).body if isinstance(node, ast.If)]
+    imports = [node for node in chain.from_iterable(blocks) if isinstance(node, ast.ImportFrom)]
+    module_of = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
-        if name in module_of:
-            value = getattr(import_module(module_of[name]), name)
-            vars(import_module(package))[name] = value  # the next look-up finds it there
-            return value
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(module_of[name]), name)
+        vars(sys.modules[package])[name] = value  # the next look-up finds it there
+        return value
 
-    return get
+    return get, lambda: sorted({*vars(sys.modules[package]), *module_of})

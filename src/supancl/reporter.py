@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -112,14 +111,6 @@ class ProgressFunction(Reporter):
 def report_progress(task: str, done: int, total: int) -> None:
     """`on_progress` of the current reporter."""
     current_reporter().on_progress(task, done, total)
-
-
-def report_warning(text: str) -> None:
-    """`warn` of the current reporter; without one a warning of Python."""
-    if has_reporter():
-        warn(text)
-    else:
-        warnings.warn(text, stacklevel=3)
 
 
 def track(items: Iterable[T], task: str, total: int | None = None) -> Iterator[T]:

@@ -104,9 +104,7 @@ def t_half_width(sd: float, n: int) -> float:
     return t_quantile(n - 1) * sd / math.sqrt(n) if n > 1 else math.inf
 
 
-def mean_interval(
-    values: Sequence[float], summarize: Callable[[Sequence[float]], SeedStats] = seed_stats
-) -> Interval:  # fmt: skip
+def mean_interval(values: Sequence[float], summarize: Callable[[Sequence[float]], SeedStats] = seed_stats) -> Interval:
     """Student's interval of a mean; for seed-by-seed differences this is the paired interval.
 
     >>> [round(value, 2) for value in mean_interval([1.0, 2.0, 3.0])]
@@ -129,21 +127,6 @@ def difference_interval(
     if deviation is None:
         return Interval(mean, -math.inf, math.inf)
     half = t_quantile(deviation.freedom, picked_of) * deviation.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs))
-    return Interval(mean, mean - half, mean + half)
-
-
-def welch_interval(ours: Sequence[float], theirs: Sequence[float], picked_of: int = 1) -> Interval:
-    """ours - theirs with a standard deviation for each side; each needs two values.
-
-    >>> [round(value, 2) for value in welch_interval([70.0, 71.0, 72.0], [60.0, 61.0, 62.0])]
-    [10.0, 7.73, 12.27]
-    """
-    variances = [statistics.variance(values) / len(values) for values in (ours, theirs)]
-    freedom = sum(variances) ** 2 / sum(
-        variance**2 / (len(values) - 1) for variance, values in zip(variances, (ours, theirs), strict=True)
-    )
-    mean = statistics.fmean(ours) - statistics.fmean(theirs)
-    half = t_quantile(freedom, picked_of) * math.sqrt(sum(variances))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -175,18 +158,6 @@ def _tukey_quantile(rows: int, freedom: int) -> float:
 
 
 # --- images and episodes ----------------------------------------------------------------------------------------------
-
-
-def accuracy_half_width(images: int, *percents: float) -> float:
-    """Half the 95% interval of an accuracy in percent on this many test images, or of a difference of two.
-
-    >>> round(accuracy_half_width(10_000, 60.0, 1.0), 2)
-    0.98
-    """
-    from scipy import stats
-
-    variance = sum(percent * (100 - percent) for percent in percents) / images
-    return float(stats.norm.ppf(0.975)) * math.sqrt(variance)
 
 
 def wilson_interval(percent: float, images: float) -> Interval:
@@ -238,17 +209,15 @@ def quality(images: float, interval: Interval, chance: float, baselines: Mapping
     """
     if images < TOO_FEW_IMAGES:
         return Quality("unclear", f"too few images to say: {images:g} of at least {TOO_FEW_IMAGES}", False)
-    is_above_chance = interval.low > chance
+    is_above_chance, is_better = interval.low > chance, {name: gap.low > 0 for name, gap in baselines.items()}
     *others, last = baselines or [""]  # the last one is the start, of a run that has one
-    shown = [name for name in (last, *others) if name and (name == last or not baselines[name].low > 0)]
+    shown = [name for name in (last, *others) if name and (name == last or not is_better[name])]
     parts = [_describe_gap(name, baselines[name]) for name in shown]
     if not is_above_chance or not parts:
         parts.append(f"{'better than' if is_above_chance else 'not clearly above'} chance ({chance:.1f}%)")
+    tone: Tone = "good" if is_above_chance and baselines and all(is_better.values()) else "unclear"
     if interval.mean <= chance or any(gap.mean <= 0 for gap in baselines.values()):
-        tone: Tone = "bad"
-    else:
-        is_clear = is_above_chance and bool(baselines) and all(gap.low > 0 for gap in baselines.values())
-        tone = "good" if is_clear else "unclear"
+        tone = "bad"
     return Quality(tone, "; ".join(parts), is_above_chance)
 
 

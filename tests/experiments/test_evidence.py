@@ -17,11 +17,11 @@ from scipy import stats
 
 from experiments.evidence import numbers, pages
 from experiments.evidence.__main__ import main
-from experiments.evidence.numbers import RESULTS, gap, mean_of, read_results
+from experiments.evidence.numbers import RESULTS, gap, mean_of, read_results, welch_interval
 from experiments.evidence.repeat import cells, values_of
 from supancl.cli import build_parser
 from supancl.errors import BadInput
-from supancl.stats import PooledDeviation, welch_interval
+from supancl.stats import PooledDeviation
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -56,6 +56,6 @@ GROUPS = (
         ),
         CHECKPOINT,
     ),
-    Group("files/writing.py", ("tests/test_files.py", "tests/runs/test_run_folder.py", "tests/runs/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), WRITING),
+    Group("files/__init__.py", ("tests/test_files.py", "tests/runs/test_run_folder.py", "tests/runs/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), WRITING),
     Group("files/opening.py", ("tests/test_files.py", "tests/runs/test_run_folder.py", "tests/runs/test_checkpoint.py", "-k", "test_files or write or reader or synced or null or test_checkpoint"), OPENING),
 )

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 from supancl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from supancl.cli.commands import build_parser as build_parser
-    from supancl.cli.commands import main as main
+    from supancl.cli.commands import build_parser, main
 
 __all__ = ["build_parser", "entry", "main"]
-__getattr__ = lazy_names("supancl.cli", {"supancl.cli.commands": "build_parser main"})
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, __file__)
 
 
 def entry() -> None:

@@ -33,8 +33,7 @@ from supancl.errors import (
     program_name,
     set_program_name,
 )
-from supancl.files import jsonable, make_folder, read_json, reason
-from supancl.files.output import Output
+from supancl.files import Output, jsonable, make_folder, read_json, reason
 from supancl.recipes.plugins import describe_plugin_error, load_plugin
 from supancl.reporter import report_to
 from supancl.reports import listings

@@ -13,12 +13,4 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Crops", "Data", "DataSpec", "Masks", "Split", "from_arrays", "open_data"]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "supancl.data.opening": "from_arrays open_data",
-            "supancl.data.splits": "Data DataSpec Split",
-            "supancl.data.store.memory": "Batch",
-            "supancl.data.views.specs": "Crops Masks",
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -17,7 +17,6 @@ from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Withi
 from supancl.core.labels import Labels
 from supancl.data.order import Order
 from supancl.data.store.memory import Batch, ImageStore
-from supancl.errors import plural
 from supancl.files import open_regular
 
 if TYPE_CHECKING:
@@ -304,8 +303,8 @@ class Data:
         labelled = self.train.num_labelled
         labels = "all labelled" if labelled == len(self.train) else f"{labelled or 'none'} labelled"
         return (
-            f"Data({self.summary.get('source') or 'arrays'}: {plural(len(self.train), 'training image')}, {labels}, "
-            f"{len(self.held_out)} held out, {plural(len(self.classes), 'class', 'classes')})"
+            f"Data({self.summary.get('source') or 'arrays'}: {len(self.train)} training images, {labels}, "
+            f"{len(self.held_out)} held out, {len(self.classes)} classes)"
         )
 
     def map_splits(self, change: Callable[[Split], Split]) -> Data:

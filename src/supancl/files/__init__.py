@@ -1,39 +1,443 @@
-"""Atomic writes, files from strangers, locked folders, and cells of a spreadsheet."""
+"""Atomic writes, places to write, locks, and files from strangers: opened without hanging or filling the memory.
 
-from supancl.files.opening import check_fits_memory as check_fits_memory
-from supancl.files.opening import check_no_link as check_no_link
-from supancl.files.opening import check_regular as check_regular
-from supancl.files.opening import check_zip as check_zip
-from supancl.files.opening import did_you_mean_path as did_you_mean_path
-from supancl.files.opening import digest as digest
-from supancl.files.opening import hold_lock as hold_lock
-from supancl.files.opening import is_locked as is_locked
-from supancl.files.opening import make_inner_folder as make_inner_folder
-from supancl.files.opening import open_no_link as open_no_link
-from supancl.files.opening import open_regular as open_regular
-from supancl.files.opening import open_to_append as open_to_append
-from supancl.files.opening import read_json as read_json
-from supancl.files.opening import read_text as read_text
-from supancl.files.output import Output as Output
-from supancl.files.spreadsheets import absolute_path as absolute_path
-from supancl.files.spreadsheets import escape_formula as escape_formula
-from supancl.files.spreadsheets import is_formula as is_formula
-from supancl.files.spreadsheets import make_writable as make_writable
-from supancl.files.spreadsheets import path_in_table as path_in_table
-from supancl.files.spreadsheets import unescape_formula as unescape_formula
-from supancl.files.writing import check_writable as check_writable
-from supancl.files.writing import describe_write_failure as describe_write_failure
-from supancl.files.writing import is_as_written as is_as_written
-from supancl.files.writing import jsonable as jsonable
-from supancl.files.writing import left_over_files as left_over_files
-from supancl.files.writing import make_folder as make_folder
-from supancl.files.writing import reason as reason
-from supancl.files.writing import remove_left_over_files as remove_left_over_files
-from supancl.files.writing import sync_folder as sync_folder
-from supancl.files.writing import temporary_path as temporary_path
-from supancl.files.writing import why_unwritable as why_unwritable
-from supancl.files.writing import write_atomically as write_atomically
-from supancl.files.writing import write_bytes as write_bytes
-from supancl.files.writing import write_json as write_json
-from supancl.files.writing import write_sealed_json as write_sealed_json
-from supancl.files.writing import write_text as write_text
+What lies inside a run folder or a cache may come from someone else. A file there may be read through a link, but
+nothing is written, truncated or created through one; and only regular files are read, as a FIFO would never end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import secrets
+import shutil
+import stat
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
+from supancl.config import parse_json
+from supancl.errors import BadInput, make_visible
+
+MAX_TEXT_BYTES = 32 * 2**20  # of a JSON that is read at once: a recipe with a million class names is half as long
+MAX_ZIP_LIST_BYTES = 16 * 2**20  # about 100,000 arrays; Python needs ten times as much memory for the list
+LEFT_OVER_AGE = 3600.0  # seconds; no write of a file takes as long
+NOT_REGULAR = "it is a FIFO, a device or a socket, not a regular file"
+PROCESS_TOKEN = secrets.token_hex(4)  # process numbers are not unique across machines and containers
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def check_regular(path: Path | str) -> os.stat_result:
+    """The status of a regular file, also behind a link. Anything else raises OSError: opening a FIFO would hang."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        is_folder = stat.S_ISDIR(status.st_mode)
+        code, why = (errno.EISDIR, os.strerror(errno.EISDIR)) if is_folder else (errno.EINVAL, NOT_REGULAR)
+        raise OSError(code, why, str(path))
+    return status
+
+
+def open_regular(path: Path | str) -> io.BufferedReader:
+    """Open a regular file for reading, also behind a link; never waits for a FIFO or device, but raises OSError."""
+    check_regular(path)
+    # without waiting, and looked at again: the file may have been replaced in between
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict", limit: int = MAX_TEXT_BYTES) -> str:
+    """The text of a regular file; one that is longer than `limit` bytes raises OSError before it is read."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than {limit:,}", str(path))
+        return file.read(limit).decode(encoding, errors)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is missing, damaged or holds something else."""
+    with contextlib.suppress(OSError, ValueError):
+        content = parse_json(read_text(path))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def digest(path: Path) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_zip(file: IO[bytes]) -> None:
+    """Refuse a zip (.npz, .pt) whose list of members would fill the memory. Raises ValueError."""
+    end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    if end is not None and end[5] > MAX_ZIP_LIST_BYTES:  # the bytes of the list
+        raise ValueError(f"its list of members has {end[5]:,} bytes, it may have {MAX_ZIP_LIST_BYTES:,}")
+    file.seek(0)
+
+
+def check_fits_memory(needed_bytes: int, what: str, way_out: str) -> None:
+    """Refuse what is larger than this machine's memory, before it is read."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    if needed_bytes > memory:
+        raise BadInput(f"{what}: {needed_bytes / 1e9:,.1f} GB, this machine has {memory / 1e9:.1f} GB; {way_out}")
+
+
+def did_you_mean_path(missing: Path | str) -> str:
+    """'; did you mean X?' if a file with a similar name is next to the missing path, else empty."""
+    path = Path(missing)
+    with contextlib.suppress(OSError, ValueError):
+        names = [entry.name for entry in path.parent.iterdir()]
+        for close in get_close_matches(path.name, names, n=1, cutoff=0.75):
+            return f"; did you mean {str(path.parent / close)!r}?"
+    return ""
+
+
+def reason(error: Exception) -> str:
+    """The operating system's message, or else the first sentence of the library's."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__context__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # a compiler's first line names the backend
+    message = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
+    return message.partition(". ")[0].rstrip(".") or type(error).__name__
+
+
+# --- writing inside a run folder or a cache ---------------------------------------------------------------------------
+
+
+def check_no_link(path: Path) -> None:
+    """Refuse a link inside a run folder or a cache, in the place of a file or folder that is written to."""
+    if os.path.islink(path):  # never raises, as for a name that is too long
+        raise BadInput(f"{path} is a link, and nothing is written through one; remove it, or move all of {path.parent}")
+
+
+def make_inner_folder(folder: Path) -> None:
+    """Make a folder inside a run folder or a cache, and its parents; refuse a link in its place. Raises OSError."""
+    check_no_link(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def open_to_append(path: Path) -> IO[str]:
+    """Open a text file inside a run folder or a cache to append to it; refuses a link, and what is no regular file."""
+    check_no_link(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BadInput(f"{path} cannot be written ({NOT_REGULAR}); remove it")
+    return os.fdopen(descriptor, "a", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def hold_lock(lock: Path, waiting: Callable[[str], None], every: float = 0.2) -> Iterator[None]:
+    """Hold a lock file, waiting until it is free. The lock ends with the process, so a killed one never blocks.
+
+    `waiting` is called once with the owner's process number if the lock is taken. The folder is made if it is missing,
+    also after another process has removed it. A file system without locks raises OSError instead of waiting forever.
+    """
+    held, has_reported = FileLock(lock, fallback_to_soft=False), False
+    while not held.is_locked:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # the folder was removed just now
+            open_to_append(lock).close()
+            try:
+                held.acquire(timeout=every if has_reported else 0, poll_interval=every)
+            except Timeout:
+                if not has_reported:
+                    waiting(read_text(lock, errors="replace").strip() or "unknown")
+                has_reported = True
+    try:
+        lock.write_text(str(os.getpid()))
+        yield
+    finally:
+        held.release()
+
+
+def is_locked(lock: Path) -> bool:
+    """Whether a process holds this lock now. Nothing is written; a file that is missing or a link is no lock."""
+    try:
+        if not lock.is_symlink() and lock.is_file():
+            FileLock(lock, fallback_to_soft=False).acquire(timeout=0).lock.release()
+    except Timeout:
+        return True
+    except OSError:  # a folder that cannot be written, or a file system without locks
+        pass
+    return False
+
+
+# --- atomic writes ----------------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file next to `path`, then rename it: a reader never sees half a file.
+
+    Permissions follow the umask, even if a library makes files for their owner alone (safetensors does).
+    """
+    temporary = temporary_path(path)
+    try:
+        create_new(temporary)
+        usual_mode = temporary.stat().st_mode & 0o777
+        write(temporary)
+        with open(temporary, "rb+") as file:
+            if os.fstat(file.fileno()).st_mode & 0o777 != usual_mode:
+                with contextlib.suppress(OSError):  # some network mounts refuse it; the file is complete anyway
+                    temporary.chmod(usual_mode)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for a full disk
+        raise BadInput(describe_write_failure(path, reason(error))) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def describe_write_failure(path: Path, why: str) -> str:
+    """One line about a file that cannot be written; what was there before is untouched."""
+    return f"{path} cannot be written ({why}); make room or check its permissions, then resume, or choose another out"
+
+
+def left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> Iterator[Path]:
+    """Temporary files of killed processes. Whoever holds the folder's lock need not wait: min_age=0."""
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):  # another process has just renamed or removed it
+            if min_age <= 0 or time.time() - path.stat().st_mtime >= min_age:
+                yield path
+
+
+def remove_left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> None:
+    for path in left_over_files(folder, min_age):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def create_new(path: Path) -> None:
+    """Create an empty file; fail if the name is taken, even by a link that leads nowhere."""
+    open(path, "xb").close()
+
+
+def temporary_path(path: Path) -> Path:
+    """The temporary file of this process for `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{PROCESS_TOKEN}.tmp")
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write indented JSON; NaN and infinity become null."""
+    write_text(path, json.dumps(jsonable(content), indent=2) + "\n")
+
+
+def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write indented JSON with a digest of its content, by which readers notice damage."""
+    parsed = json.loads(json.dumps(jsonable(dict(content))))
+    write_json(path, parsed | {"digest": _json_digest(parsed)})
+
+
+def is_as_written(content: Mapping[str, Any]) -> bool:
+    """Whether JSON agrees with its digest; without one nothing is known, and it counts as written."""
+    return content.get("digest") in (None, _json_digest(content))
+
+
+def _json_digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps({**content, "digest": None}, sort_keys=True).encode()).hexdigest()
+
+
+def jsonable(value: Any) -> Any:
+    """A copy for JSON, with null for NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder survive a power cut."""
+    with contextlib.suppress(OSError, AttributeError):  # not every file system can sync a folder
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# --- where a command may write ----------------------------------------------------------------------------------------
+
+
+def why_unwritable(folder: Path) -> str:
+    """Why nothing can be written in a folder, which need not exist yet; empty if it can."""
+    try:
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            return os.strerror(errno.ENOTDIR)
+        if os.access(existing, os.W_OK):
+            return ""
+        is_read_only = hasattr(os, "statvfs") and bool(os.statvfs(existing).f_flag & os.ST_RDONLY)
+        return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
+    except OSError as error:
+        return reason(error)
+
+
+def check_writable(folder: Path, setting: str = "out") -> None:
+    """Refuse a folder that cannot be written in, before the work and without making anything."""
+    if why := why_unwritable(folder):
+        raise BadInput(f"cannot write in {folder} ({why}); choose another {setting}")
+
+
+def make_folder(folder: Path, exist_ok: bool = True) -> None:
+    """Make a folder and its parents."""
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        raise BadInput(f"cannot write in {folder} ({error.strerror}); choose another out") from None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that ends in one of `suffixes`, or without suffixes a folder, that a command writes.
+
+    What exists stays, unless `replaces` recognises an earlier output of the command. Files and new folders get their
+    name when they are complete, so that a killed command can be repeated.
+
+    Parameters
+    ----------
+    path
+        the file or the folder
+    suffixes
+        those that a file may have, in lower case; empty: a folder
+    setting
+        what the user named it with, for messages
+    replaces
+        whether an existing file or folder may be replaced or written into
+    """
+
+    path: Path
+    suffixes: tuple[str, ...] = ()
+    setting: str = "out"
+    replaces: Callable[[Path], bool] = lambda path: False
+
+    def check(self) -> Output:
+        """Refuse what may not be written. Nothing is made."""
+        name = f"{self.setting} {self.path}"
+        if self.suffixes and self.path.suffix.lower() not in self.suffixes:
+            raise BadInput(f"{name}: must end in {', '.join(self.suffixes)}")
+        if self.path.is_dir() if self.suffixes else self.path.is_file():
+            raise BadInput(f"{name}: must be a {'file' if self.suffixes else 'folder'}")
+        folder = self.path.parent if self.suffixes else self.path
+        if why := why_unwritable(folder):
+            raise BadInput(f"{name}: cannot write in {folder} ({why}); choose another {self.setting}")
+        if os.path.lexists(self.path) and not self.replaces(self.path):
+            raise BadInput(f"{name}: exists; remove it, or choose another {self.setting}")
+        return self
+
+    def write(self, write: Callable[[Path], object]) -> None:
+        """Let `write` fill the file."""
+        make_folder(self.path.parent)
+        self.check()  # another command may have made it in the meantime
+        write_atomically(self.path, write)
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """A new folder that takes its name at the end; after an error nothing is left of it."""
+        new_parents = [path for path in self.path.absolute().parents if not path.exists()]
+        make_folder(self.path.parent)
+        for path in left_over_files(self.path.parent):  # of a command that was killed
+            if path.is_dir() and not path.is_symlink() and path.name.startswith(f".{self.path.name}."):
+                shutil.rmtree(path, ignore_errors=True)
+        temporary = temporary_path(self.path)
+        make_folder(temporary, exist_ok=False)
+        try:
+            yield temporary
+            self.check()
+            try:
+                os.rename(temporary, self.path)
+            except OSError as error:
+                raise BadInput(describe_write_failure(self.path, reason(error))) from None
+            sync_folder(self.path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            with contextlib.suppress(OSError):  # folders that hold something are kept
+                for path in new_parents:
+                    path.rmdir()
+
+
+# --- cells of a table -------------------------------------------------------------------------------------------------
+
+
+def is_formula(text: str) -> bool:
+    """Whether a spreadsheet takes the text for a formula; -0.5 is a number."""
+    if not text.lstrip().startswith(("=", "+", "-", "@")):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
+
+
+def escape_formula(text: str) -> str:
+    """The text of a cell of a .csv, with an apostrophe in front if a spreadsheet would compute it.
+
+    >>> escape_formula("=A1"), escape_formula("-0.5"), escape_formula("cat")
+    ("'=A1", '-0.5', 'cat')
+    """
+    return f"'{text}" if is_formula(text) else text
+
+
+def unescape_formula(text: str) -> str:
+    """The text without the apostrophe that `escape_formula` put in front."""
+    return text[1:] if text.startswith("'") and is_formula(text[1:]) else text
+
+
+_real_folder = lru_cache(maxsize=1024)(os.path.realpath)  # without links; a folder has many images
+
+
+def absolute_path(path: str) -> str:
+    """The path of an image from the root, which is the same wherever a table of images lies."""
+    return os.path.join(_real_folder(os.path.join(os.getcwd(), os.path.dirname(path))), os.path.basename(path))
+
+
+def path_in_table(path: str, folder: str) -> str:
+    """The path of an image: relative if it is below the table's folder, which ends in a slash; else absolute.
+
+    >>> path_in_table("/data/photos/=1.png", "/data/photos/"), path_in_table("/data/cat.png", "/data/photos/")
+    ('./=1.png', '/data/cat.png')
+    """
+    absolute = absolute_path(path)
+    if not absolute.startswith(folder):
+        return absolute
+    relative = absolute.removeprefix(folder)
+    return f"./{relative}" if is_formula(relative) or relative != relative.lstrip() else relative
+
+
+def make_writable(text: str) -> str:
+    """The text without what a table in UTF-8 cannot hold: line ends, and bytes of other encodings."""
+    has_surrogate = any("\ud800" <= character <= "\udfff" for character in text)
+    return make_visible(text) if has_surrogate or {*"\n\r\0"} & {*text} else text

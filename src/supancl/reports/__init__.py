@@ -10,4 +10,4 @@ if TYPE_CHECKING:
 __all__ = ["loss_curves", "tsne_panels"]
 
 if not TYPE_CHECKING:  # the command line shows progress and errors without torch, which takes seconds
-    __getattr__ = lazy_names(__name__, {"supancl.reports.pictures": "loss_curves tsne_panels"})
+    __getattr__, __dir__ = lazy_names(__name__, __file__)

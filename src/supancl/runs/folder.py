@@ -34,7 +34,7 @@ from supancl.files import (
 from supancl.recipes import Recipe, recipe_from_json
 from supancl.recipes.plugins import required_plugins
 from supancl.recipes.recipe import fixed_settings
-from supancl.reporter import report_warning
+from supancl.reporter import warn
 from supancl.runs.log import read_rows
 from supancl.runs.provenance import commit, content_digest, versions
 
@@ -217,7 +217,7 @@ class RunFolder:
         """The rows of metrics.jsonl; empty if there is none."""
         rows, damage = read_rows(self.metrics_file) if self.metrics_file.exists() else ([], "")
         if damage:
-            report_warning(f"{self.metrics_file}: {damage}")
+            warn(f"{self.metrics_file}: {damage}")
         return rows
 
     def describe_early_end(self, recipe: Recipe) -> str:

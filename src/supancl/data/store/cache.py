@@ -160,9 +160,9 @@ class Cache:
                 text = np.frombuffer(json.dumps(reasons).encode(), np.uint8)
                 np.savez(file, sizes=shard.sizes, checksums=shard.checksums, reasons=text, stamp=file_stamp(path))
 
-        write_atomically(path, write_pixels, FREE_SPACE_ADVICE)
+        write_atomically(path, write_pixels)
         shard = Shard(path, np.array(sizes, np.int64), np.array(checksums, np.uint32), reasons)
-        write_atomically(path.with_suffix(".npz"), write_index, FREE_SPACE_ADVICE)
+        write_atomically(path.with_suffix(".npz"), write_index)
         return shard
 
 
