@@ -106,29 +106,6 @@ def test_suspects_are_listed_filtered_searched_and_ordered(page, browser: Browse
     assert shown(browser) == []
 
 
-def test_a_card_shows_the_image_and_its_nearest_neighbours(page, browser: Browser) -> None:
-    _, audit, features = page
-    browser.find("#next").click()  # page 2 of 3
-    assert browser.find("#page").text == "page 2 of 3"
-    suspect = audit.suspects[25]
-    card = browser.find_all(".audit-card")[0]
-    assert f"score {suspect.score:.2f}, suggested {suspect.suggested_score:.2f}" in card.text
-    numbers = browser.run(NUMBERS)
-    images = [
-        numbers[int(canvas.get_attribute("data-image"))] for canvas in card.find_elements("css selector", "canvas")
-    ]
-    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-    assert images == [suspect.row, *np.argsort(-(unit @ unit[suspect.row]))[1:9].tolist()]
-    labels = audit.images.labels
-    frames = [
-        "other" in canvas.get_attribute("class") for canvas in card.find_elements("css selector", "figure canvas")
-    ]
-    assert frames == [int(labels[row]) not in (-1, int(labels[suspect.row])) for row in images[1:]]
-    browser.find("#next").click()
-    assert len(browser.find_all(".audit-card")) == 10
-    assert not browser.find("#next").is_enabled()
-
-
 def test_new_labels_by_key_and_mouse_are_kept_and_saved_as_a_source(page, browser: Browser) -> None:
     path, audit, _ = page
     body = browser.find("body")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 
 import numpy as np
 import pytest
@@ -149,22 +148,6 @@ def test_a_click_shows_the_nearest_neighbours_of_every_encoder(page, browser: Br
     assert browser.run("return imageMap.shared.focus") != index
 
 
-def test_no_label_is_neither_the_same_class_nor_another(page, browser: Browser):
-    _, images, maps, _ = page
-    unlabelled = np.flatnonzero(images.labels < 0)
-    rows = maps[0].neighbours
-    index = next(i for i in np.flatnonzero(images.labels >= 0) if np.isin(rows[i], unlabelled).any())
-    browser.run("imageMap.focus(arguments[0])", int(index))
-    same, without = (images.labels[rows[index]] == images.labels[index]).sum(), (images.labels[rows[index]] < 0).sum()
-    assert re.findall(r"\d+", browser.find("#image p").text.partition(":")[2]) == [str(same), "12", str(without)]
-    thumbnails = browser.find("#image .thumbnails").find_elements("css selector", "canvas")
-    frames = ["other" in thumbnail.get_attribute("class") for thumbnail in thumbnails]
-    assert frames == [images.labels[row] not in (-1, images.labels[index]) for row in rows[index]]
-    index = int(unlabelled[0])
-    browser.run("imageMap.focus(arguments[0])", index)
-    assert not browser.find_all("#image .other")
-
-
 def test_unlabelled_points_are_pale_and_below_the_others(page, browser: Browser):
     _, images, _, _ = page
     order = browser.run("return [...imageMap.shared.order]")
@@ -188,33 +171,6 @@ def test_pictures_and_names_are_shown_at_rest(page, browser: Browser):
         "const ends = all.map((at) => at[axis]); return (Math.max(...ends) - Math.min(...ends)) / s.canvas[side]; })"
     )
     assert spans == pytest.approx([0.92, 0.92])
-
-
-def test_images_can_be_looked_at_by_keyboard(page, browser: Browser):
-    _, images, _, _ = page
-    browser.find("#search").send_keys("000123")
-    browser.find("#select-shown").send_keys(Keys.ENTER)
-    thumbnail = browser.find("#selection canvas")
-    assert thumbnail.aria_role == "button"
-    assert images.names[123].removeprefix("photos/") in thumbnail.accessible_name
-    thumbnail.send_keys(Keys.ENTER)
-    assert browser.run("return imageMap.shared.focus") == 123
-
-
-def test_a_selection_in_one_map_is_the_selection_of_all(page, browser: Browser):
-    changed = (  # pixels of the other map that differ from those at the first call
-        "const scatter = imageMap.scatters[1]; scatter.draw(); window.before ??= scatter.pixels.slice();"
-        "return scatter.pixels.filter((pixel, i) => pixel !== window.before[i]).length"
-    )
-    assert browser.run(changed) == 0
-    browser.find("#lasso").click()
-    lasso(browser, [(-60, -60), (60, -60), (60, 60), (-60, 60)], panel=0)
-    count = browser.run("return imageMap.shared.selectedCount")
-    assert 0 < count < COUNT
-    assert browser.find("#selected").text == f"{count} selected"
-    assert browser.run(changed) > 1000  # images that are not selected are faint in the other map too
-    browser.find("#clear").click()
-    assert browser.run(changed) == 0
 
 
 def test_fifty_thousand_images_of_three_encoders(tmp_path, browser: Browser):

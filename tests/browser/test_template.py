@@ -24,15 +24,6 @@ def page(tmp_path, browser: Browser):
     return path
 
 
-def test_values_can_be_read_off(page, browser: Browser):
-    svg = browser.find("figure[data-chart=loss] svg")
-    browser.pointer().move_to_element_with_offset(svg, 0, 0).perform()
-    text = browser.find("figure[data-chart=loss] .readout").text
-    step, value = (float(part) for part in text.split(", ")[0].removeprefix("step ").split(": a "))
-    assert value == step**2
-    assert 40 < step < 60
-
-
 def test_a_drag_zooms_in_and_a_double_click_shows_everything(page, browser: Browser):
     svg = browser.find("figure[data-chart=loss] svg")
 
@@ -46,12 +37,6 @@ def test_a_drag_zooms_in_and_a_double_click_shows_everything(page, browser: Brow
     assert max(zoomed) < max(whole)
     browser.pointer().double_click(svg).perform()
     assert labels() == whole
-
-
-def test_a_curve_can_be_hidden(page, browser: Browser):
-    assert len(browser.find_all("figure[data-chart=loss] .curve")) == 2
-    browser.find_all(".legend button")[0].click()
-    assert len(browser.find_all("figure[data-chart=loss] .curve")) == 1
 
 
 def test_a_request_to_the_network_is_noticed_and_refused(tmp_path, browser: Browser):

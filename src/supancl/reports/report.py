@@ -30,7 +30,6 @@ from supancl.reports.page import (
     to_image,
     wrappable,
 )
-from supancl.reports.pictures import UNLABELLED, pick_by_class, render_views
 from supancl.reports.tables import Cell, Row, Table, to_html
 from supancl.reports.verdict import (
     RunRecord,
@@ -212,6 +211,8 @@ class Samples:
 
 def open_samples(record: RunRecord) -> Samples:
     """Those of a run whose data can still be opened. Answers need an evaluation, which has computed the features."""
+    from supancl.reports.pictures import UNLABELLED, pick_by_class, render_views
+
     samples, recipe = Samples(), record.recipe
     try:
         if recipe is None:
