@@ -140,7 +140,8 @@ class Terminal(Reporter):
             self.progress.update(self.progress.task_ids[0], completed=done)
         elif done * 10 // total > self.tenths and elapsed >= MIN_SECONDS:
             self.tenths = done * 10 // total
-            left = f"about {duration(elapsed / done * (total - done))} left" if done < total else duration(elapsed)
+            remaining = elapsed / (done - self.first or 1) * (total - done)
+            left = f"about {duration(remaining)} left" if done < total else duration(elapsed)
             self.note(f"{task}: {done:,} of {total:,}, {left}")
         if done == total:
             self.on_end()

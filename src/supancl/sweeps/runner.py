@@ -135,46 +135,45 @@ class Sweep:
         """
         require_single_process("a study")
         self.check_folder(next(iter(recipes.values())))
+        reporter, missing, failed = current_reporter(), dict[str, Task](), dict[str, Failure]()
         for name, recipe in recipes.items():
             folder = RunFolder(self.out / name)
             check_same_recipe(recipe, folder)
             check_data(recipe, data)
             if folder.has_run and checkpoints(folder.checkpoints):  # without one it starts over
                 check_same_data(folder, data, "restore them, or choose another out", f"{folder.path}: ")
-        tasks = {name: Task(recipe, self.out / name, (starts or {}).get(name)) for name, recipe in recipes.items()}
-        failed = self._train_missing(tasks)
-        return Runs({name: load(self.out / name) for name in recipes if name not in failed}, failed)
-
-    def raise_failed(self, runs: Runs, result: Result) -> None:
-        """Raise RunsFailed if a run failed; call it once all results are written."""
-        if runs.failed:
-            raise RunsFailed(runs.failed, result, self.out)
-
-    def _train_missing(self, tasks: Mapping[str, Task]) -> dict[str, Failure]:
-        """Train the runs that have neither finished nor failed; returns all failures, old and new."""
-        reporter = current_reporter()
-        missing = {name: task for name, task in tasks.items() if read_end(RunFolder(task.folder)) is None}
-        old = {} if self.retry else {name: read_failure(task.folder) for name, task in missing.items()}
-        failed = {name: failure for name, failure in old.items() if failure is not None}
-        done, missing = len(tasks) - len(missing), {n: task for n, task in missing.items() if n not in failed}
+            failure = None if self.retry else read_failure(folder.path)
+            if read_end(folder) is None and failure is not None:
+                failed[name] = failure
+            elif read_end(folder) is None:
+                missing[name] = Task(recipe, folder.path, (starts or {}).get(name))
+        total = len(recipes)
+        done = total - len(missing) - len(failed)
         if done or failed:
-            reporter.note(f"runs: {len(tasks)}, finished before: {done}, failed before: {', '.join(failed) or 0}")
-        jobs = self.jobs or default_jobs(next(iter(tasks.values())).recipe)
+            reporter.note(f"runs: {total}, finished before: {done}, failed before: {', '.join(failed) or 0}")
+        jobs = self.jobs or default_jobs(next(iter(recipes.values())))
+        reporter.on_progress("training runs", done, total)
         try:
             for name, failure in train_each(missing, jobs, self.run_reporter):
                 done += 1
                 if failure is not None:
                     failed[name] = failure
                 outcome = "trained" if failure is None else f"failed ({failure.reason}):"
-                reporter.note(f"{outcome} {name} ({done} of {len(tasks)})")
-                reporter.on_progress("training runs", done, len(tasks))
+                reporter.note(f"{outcome} {name} ({done} of {total})")
+                reporter.on_progress("training runs", done, total)
         except Interrupted as stop:
             raise Interrupted(
-                f"stopped by {signal.Signals(stop.signal_number).name} with {done} of {len(tasks)} runs done; those in "
+                f"stopped by {signal.Signals(stop.signal_number).name} with {done} of {total} runs done; those in "
                 f"progress are saved; continue with the same command and --out {shlex.quote(str(self.out))}",
                 stop.signal_number,
             ) from None
-        return {name: failed[name] for name in tasks if name in failed}
+        trained = {name: load(self.out / name) for name in recipes if name not in failed}
+        return Runs(trained, {name: failed[name] for name in recipes if name in failed})
+
+    def raise_failed(self, runs: Runs, result: Result) -> None:
+        """Raise RunsFailed if a run failed; call it once all results are written."""
+        if runs.failed:
+            raise RunsFailed(runs.failed, result, self.out)
 
 
 # --- rows and runs ----------------------------------------------------------------------------------------------------
