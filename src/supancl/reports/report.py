@@ -51,14 +51,8 @@ if TYPE_CHECKING:
 Records = Mapping[str, RunRecord]
 Result = Mapping[str, Any]
 MAIN_SETTINGS = (
-    "method",
-    "data.source",
-    "encoder.name",
-    "loss.alpha",
-    "train.epochs",
-    "train.batch_size",
-    "optimizer.lr",
-)
+    "method", "data.source", "encoder.name", "loss.alpha", "train.epochs", "train.batch_size", "optimizer.lr",
+)  # fmt: skip
 MOST_CLASSES = 24  # in a histogram, a matrix and a list of accuracies; of more the largest and the smallest are listed
 TILE, SHOWN = 112, 8  # side of a picture, and how many predictions of a kind are shown
 
@@ -116,12 +110,13 @@ def _overview(records: Records, verdicts: Mapping[str, Verdict]) -> Table:
     columns = ["run", "state", "linear %", "k-NN %", "epochs", "rank", "std", "training", "device", "recipe"]
     rows: list[Row] = []
     for name, record in records.items():
-        done = record.epochs if record.end_step is not None else record.epochs_done
+        epochs = record.count("train.epochs") or 0
+        done = record.last_step // (record.steps_per_epoch or 1) if record.end_step is None else epochs
         accuracies = [_accuracy(record, key) for key in ("linear", "knn")]
         last = [_text(record.last("effective_rank"), "{:.1f}"), _text(record.last("std"), "{:.3f}")]
         about = [str(record.content.get("hardware") or ""), str(record.settings.get("name", ""))]
         time = duration(record.seconds) if record.seconds else ""
-        rows.append([name, verdicts[name].state, *accuracies, f"{done or 0} of {record.epochs}", *last, time, *about])
+        rows.append([name, verdicts[name].state, *accuracies, f"{done} of {epochs}", *last, time, *about])
     return Table(columns, rows, "llrrrrrrwl")
 
 

@@ -84,10 +84,6 @@ class RunRecord:
         names = self.content.get("classes")
         return [str(name) for name in names] if isinstance(names, list) else []
 
-    @property
-    def epochs(self) -> int | None:
-        return self.count("train.epochs")
-
     @cached_property
     def train_rows(self) -> list[Row]:
         return [row for row in self.rows if row["kind"] == "train"]
@@ -114,10 +110,6 @@ class RunRecord:
                 return max(1, int(row["step"]) // (int(row["epoch"]) + 1))
         images, batch = self.about("data").get("train"), self.count("train.batch_size")
         return max(1, images // batch) if isinstance(images, int) and batch else None
-
-    @property
-    def epochs_done(self) -> int:
-        return self.last_step // self.steps_per_epoch if self.steps_per_epoch else 0
 
     @cached_property
     def seconds(self) -> float | None:
@@ -297,9 +289,10 @@ def quality_of_run(record: RunRecord) -> tuple[str, Quality]:
 
 def _describe_progress(record: RunRecord) -> str:
     """Where the run is, and what stopped it."""
+    epochs = record.count("train.epochs") or 0
     if record.end_step is not None:
-        return f"finished, epochs: {record.epochs}" if record.epochs else "finished"
-    steps = (record.steps_per_epoch or 0) * (record.epochs or 0)
+        return f"finished, epochs: {epochs}" if epochs else "finished"
+    steps = (record.steps_per_epoch or 0) * epochs
     position = f"step {record.last_step:,}" + (f" of {steps:,}" if steps else "")
     if not record.is_running:
         if record.stop is None:

@@ -387,10 +387,14 @@ def find_verdict(
     if reference is None:
         return "bad", "nothing is recommended: every row has a failed run"
     if against == "best":
-        unclear = [gap["row"] for gap in differences if gap["verdict"] != "worse"]
-        text = f"use {reference}: it is the best, and clearly better than {len(rows['worse'])} of {len(differences)}"
-        text += f"; no clear difference from {', '.join(unclear)}" * bool(unclear)
-        return "good" if rows["worse"] else "unclear", text
+        unclear = ", ".join(gap["row"] for gap in differences if gap["verdict"] != "worse")
+        if not rows["worse"]:
+            return (
+                "unclear",
+                f"no row is clearly better than the others: {reference} has the highest mean",
+            )
+        text = f"use {reference}: clearly better than {', '.join(gap['row'] for gap in rows['worse'])}"
+        return "good", text + f"; no clear difference from {unclear}" * bool(unclear)
     if not rows["better"]:
         worse = f"; clearly worse: {', '.join(gap['row'] for gap in rows['worse'])}" * bool(rows["worse"])
         return "good" if rows["worse"] else "unclear", f"stay with {reference}: nothing is clearly better{worse}"
