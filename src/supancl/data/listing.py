@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from supancl.core.labels import Labels
 from supancl.data.decode import Item
 from supancl.data.labels import LabelSet, as_pairs, labels_from_pairs, pairs_from_sets
 from supancl.data.splits import Source, Split, sorted_names
-from supancl.data.store.memory import ImageStore, TakenItems
+from supancl.data.store.memory import ImageStore, LazyItems, take_items
 from supancl.errors import BadInput
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Listing:
             numbers = torch.full((len(classes) + 1,), -1)
             numbers[used] = torch.arange(len(used))
             labels, classes = renumbered(labels, numbers), tuple(classes[number] for number in used.tolist())
-        items = self.items.take(rows) if isinstance(self.items, StoredImages) else TakenItems(self.items, rows)
+        items = self.items.take(rows) if isinstance(self.items, StoredImages) else take_items(self.items, rows)
         return replace(self, items=items, splits=self.splits[rows], labels=labels, classes=classes)
 
     @property
@@ -74,7 +75,7 @@ class Listing:
     def open(self, store: ImageStore | None = None) -> Source:
         """Its splits, with the pixels in the store, or in memory."""
         index, items = torch.arange(len(self)), self.items
-        names: Sequence[str] = ItemNames(items)
+        names: Sequence[str] = names_of(items)
         if isinstance(items, StoredImages):
             store, index, names, items = items.store, items.rows, items.names, ()
         assert store is not None
@@ -146,7 +147,7 @@ def join_listings(listings: Mapping[str, Listing], cache_name: str) -> Listing:
         used |= {each.classes[number] for number in numbers}
         if not numbers:
             remarks.append(f"{name}: none of its images has a class")
-        if isinstance(each.items, StoredImages) and each.items[0].pixels.ndim != 3:
+        if isinstance(each.items, StoredImages) and each.items.store.batch(each.items.rows[:1]).pixels.ndim != 4:
             raise BadInput(f"{name} holds vectors, which cannot be joined with other data; name it alone")
     classes = sorted_names(used, all(each.by_number for each in listings.values()))
     number_of = {name: number for number, name in enumerate(classes)}
@@ -171,80 +172,60 @@ def join_listings(listings: Mapping[str, Listing], cache_name: str) -> Listing:
 # --- items ------------------------------------------------------------------------------------------------------------
 
 
-class TablePaths(Sequence[Path]):
+class TablePaths(LazyItems):
     """Paths in a folder, as a column of a table has them: `values`, or those of these `rows`."""
 
     def __init__(self, folder: Path, values: pa.Array, rows: np.ndarray | None = None) -> None:
-        self.folder, self.values, self.rows = folder, values, rows
-        self.prefix = str(folder / "_")[:-1]
+        super().__init__(len(values) if rows is None else len(rows), lambda index: folder / self.text(index))
+        self.values, self.rows, self.prefix = values, rows, str(folder / "_")[:-1]
 
-    def __len__(self) -> int:
-        return len(self.values) if self.rows is None else len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        return self.folder / self._text(index)
-
-    def _text(self, index: int) -> str:
+    def text(self, index: int) -> str:
         return str(self.values[int(index if self.rows is None else self.rows[index])])
 
     def name(self, index: int) -> str:
         """str() of the path, without making the path where its text needs no normalizing."""
-        text = self._text(index)
+        text = self.text(index)
         is_plain = "/." not in text and "//" not in text and text[0] not in "./" and text[-1] != "/"
         return self.prefix + text if is_plain and os.sep == "/" else str(self[index])
 
 
-class ItemNames(Sequence[str]):
-    """The names of items for messages, made when they are asked for."""
-
-    def __init__(self, items: Sequence[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return list(map(str, self.items[index]))
-        return self.items.name(index) if isinstance(self.items, TablePaths) else str(self.items[index])
+def names_of(items: Sequence[Any]) -> LazyItems:
+    """The names of items, for messages."""
+    return LazyItems(len(items), items.name if isinstance(items, TablePaths) else lambda index: str(items[index]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoredImage:
-    """An image that is in memory already, as an item of a list."""
+class MadeItem:
+    """An image that is no file: a row of another library's data set, or pixels in memory."""
 
     name: str
-    pixels: Tensor
+    read: Callable[[], Any]
+    stamped: Callable[[], tuple[int, int]]
 
     def __str__(self) -> str:
         return self.name
 
     def stamp(self) -> tuple[int, int]:
-        return self.pixels.numel(), zlib.crc32(self.pixels.contiguous().numpy().data)
+        return self.stamped()
 
     def open(self) -> Any:
-        pixels = self.pixels[0] if len(self.pixels) == 1 else self.pixels.permute(1, 2, 0)
-        return Image.fromarray(pixels.contiguous().numpy())
+        return self.read()
 
 
-class StoredImages(Sequence[StoredImage]):
+class StoredImages(LazyItems):
     """Images of a store in memory as items: those in these rows, or all. `names` are those of the whole store."""
 
     def __init__(self, source: str, store: ImageStore, names: Sequence[str], rows: Tensor | None = None) -> None:
         self.source, self.store, self.names = source, store, names
         self.rows = torch.arange(len(store)) if rows is None else rows
+        super().__init__(len(self.rows), self._item)
 
     def take(self, positions: np.ndarray) -> StoredImages:
         return StoredImages(self.source, self.store, self.names, self.rows[torch.from_numpy(positions)])
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
+    def _item(self, index: int) -> MadeItem:
         row = self.rows[index]
-        batch = self.store.batch(row[None])
-        return StoredImage(f"{self.source}: {self.names[int(row)]}", batch.image(0))
+        image = self.store.batch(row[None]).image(0).contiguous().numpy()
+        name = f"{self.source}: {self.names[int(row)]}"
+        read = partial(Image.fromarray, image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
+        return MadeItem(name, read, lambda: (image.size, zlib.crc32(image.data)))

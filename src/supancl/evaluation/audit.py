@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.data.labels import with_leaf_labels
+from supancl.data.sources.libraries import local_caches
 from supancl.data.splits import Data, Source, Split
 from supancl.data.store.memory import Batch
 from supancl.data.views.evaluation import View
@@ -128,7 +129,8 @@ def audit_labels(
     if evaluated.encoder.spec.name == "linear":
         raise BadInput(f"{evaluated.location} is an encoder of vectors, and an audit shows images; name another one")
     spec, device, recipe = spec_for(evaluated, data), evaluated.options.device, evaluated.recipe
-    source = read_source(evaluated, spec, view)
+    with local_caches(spec.all_sources if data is None else ()):
+        source = read_source(evaluated, spec, view)
     images = list_images(evaluated, source, spec.location, data)
     is_judged, splits = judged_rows(images.labels), list(images.splits.values())
     if len(torch.unique(images.labels[is_judged])) < 2:

@@ -15,6 +15,7 @@ from supancl.data.order import derive_seed
 from supancl.data.preparing import SPLIT_SEED, draw_stratified, prepare_data
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.sources.benchmarks import BENCHMARKS
+from supancl.data.sources.libraries import local_caches
 from supancl.data.splits import Data, DataSpec, Source, Split
 from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput, NoLevels
@@ -138,7 +139,8 @@ def data_of_all_levels(
     """`data_for` with the labels of all levels."""
     spec = spec_for(evaluated, source)
     as_trained = view == "margin" and is_run_source(evaluated, source)
-    source_data = read_source(evaluated, spec, view, as_trained=as_trained, several_labels=several_labels)
+    with local_caches(spec.all_sources if source is None else ()):  # what a run names is not looked up
+        source_data = read_source(evaluated, spec, view, as_trained=as_trained, several_labels=several_labels)
     if way_out is not None:
         check_unchanged(evaluated, source, source_data, as_trained, way_out)
     return prepare_data(source_data, replace(without_hierarchy(spec), balanced=False))

@@ -21,6 +21,7 @@ from supancl.data.opening import check_source, load, open_data, survey_data, sur
 from supancl.data.preparing import prepare_data
 from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.sources.folder import check_out_folder
+from supancl.data.sources.libraries import local_caches
 from supancl.data.splits import Data
 from supancl.data.views.specs import Crops
 from supancl.distributed import from_environment, join_ranks
@@ -184,7 +185,8 @@ def train(
             reporter.note(f"{ended.folder} is finished and keeps no checkpoint; to train it again, remove it")
             return ended
         device = pick_device(resolved.train.device, None if ranks.size == 1 else ranks.local_rank)
-        run_data = open_checked(resolved, data, check_memory(resolved, device), ranks.size)
+        with local_caches(resolved.data.all_sources if recipe is None else ()):  # what a run names is not looked up
+            run_data = open_checked(resolved, data, check_memory(resolved, device), ranks.size)
         ranks.assert_equal(run_data.summary.get("fingerprint"), "the data")  # before anything is written
         images = len(run_data.train)
         run_recipe = resolve_warmup(resolved, images)

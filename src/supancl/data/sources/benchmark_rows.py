@@ -1,9 +1,8 @@
 """The benchmarks of the paper's evaluations, one row each: sizes, metric, official layout, where to get them.
 
-Sizes are those of the paper's data table. If the published data differ, the row has the published size and a remark
-gives the paper's. `split` is (train, val, test) for transfer; `images` is the number that few-shot episodes are drawn
-from: the whole data set (for FC100 the test classes, for Traffic Signs the test set), as in the paper's table and its
-released code.
+Sizes are those of the paper's data table, or the published ones where these differ. `split` is (train, val, test) for
+transfer; `images` is the number that few-shot episodes are drawn from: the whole data set (for FC100 the test classes,
+for Traffic Signs the test set), as in the paper's table and its released code.
 """
 
 from __future__ import annotations
@@ -195,7 +194,6 @@ http://vision.stanford.edu/aditya86/ImageNetDogs: images.tar, lists.tar
 https://www.robots.ox.ac.uk/~vgg/data/flowers/102: 102flowers.tgz, imagelabels.mat, setid.mat
   flowers-102/jpg/image_00001.jpg, ...
   flowers-102/{imagelabels,setid}.mat""",
-        remarks=("the official lists name no classes: they are called 001 to 102",),
     ),
     "pets": Benchmark(
         title="Pets",
@@ -223,7 +221,6 @@ or sorted into class folders,
 https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft: fgvc-aircraft-2013b.tar.gz
   fgvc-aircraft-2013b/data/images/*.jpg
   fgvc-aircraft-2013b/data/images_variant_{train,val,test}.txt""",
-        remarks=("classes are the 100 variants",),
     ),
     "fc100": Benchmark(
         title="FC100",
@@ -233,10 +230,6 @@ https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft: fgvc-aircraft-2013b.tar.gz
         arrays={mark: arrays.fc100(reader) for mark, reader in (_CIFAR100 | _CIFAR100_NPZ).items()},
         cite="Oreshkin et al. (2018), TADAM: task dependent adaptive metric for improved few-shot learning",
         where="FC100 is a division of CIFAR100 by superclass; CIFAR100 is all it needs.\n" + _CIFAR100_WHERE,
-        remarks=(
-            "the meta-test classes: the twenty of aquatic mammals, insects, medium-sized mammals and people, with "
-            "the training and test images of CIFAR100",
-        ),
     ),
     "fungi": Benchmark(
         title="Fungi",
@@ -249,7 +242,6 @@ https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft: fgvc-aircraft-2013b.tar.gz
 https://github.com/visipedia/fgvcx_fungi_comp: fungi_train_val.tgz, train_val_annotations.tgz
   fgvc_fungi/images/CLASS/*.JPG
   fgvc_fungi/{train,val}.json""",
-        remarks=("training and validation images together; the challenge's test images have no published labels",),
     ),
     "omniglot": Benchmark(
         title="Omniglot",
@@ -261,7 +253,6 @@ https://github.com/visipedia/fgvcx_fungi_comp: fungi_train_val.tgz, train_val_an
         where="""\
 https://github.com/brendenlake/omniglot, folder python: images_background.zip, images_evaluation.zip
   omniglot/{images_background,images_evaluation}/ALPHABET/CHARACTER/*.png""",
-        remarks=("each character of the fifty alphabets is a class of 20 drawings",),
     ),
     "traffic-signs": Benchmark(
         title="Traffic Signs (GTSRB)",
@@ -276,7 +267,6 @@ https://benchmark.ini.rub.de/gtsrb_dataset.html: GTSRB_Final_Test_Images.zip, GT
   gtsrb/GT-final_test.csv
 or sorted into class folders,
   gtsrb/test/CLASS/*.jpg""",
-        remarks=("the test set, which is what the paper's 12,630 images are; the training images are not used",),
     ),
     "imagenet100": Benchmark(
         title="ImageNet-100",
@@ -292,11 +282,7 @@ or sorted into class folders,
 https://www.image-net.org: ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar; val sorted into class folders too
   imagenet/train/n02869837/*.JPEG, ... (all thousand classes may be there)
   imagenet/val/n02869837/*.JPEG, ...""",
-        remarks=(
-            "labels follow the order of the class list, not that of the sorted names",
-            "126,689 is the number of training images usually quoted for this list; the check looks at each class "
-            "instead: 732 to 1,300 images for training, as in ImageNet, and 50 in val",
-        ),
+        remarks=("labels follow the order of the class list, not that of the sorted names",),
     ),
 }
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +20,7 @@ from supancl.data.preparing import SPLIT_SEED
 from supancl.data.sources.arrays import ArrayReader
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark, Use
 from supancl.data.sources.folder import FileReader
+from supancl.data.store.memory import take_items
 from supancl.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
@@ -98,46 +98,40 @@ def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
 
 
 class _Found(NamedTuple):
-    """The images that the official lists name: official split and class name of each, and which are there."""
+    """The images that the official lists name: their official split and class name, and those that are not there."""
 
     folder: Path
     listing: Listing
     official: np.ndarray
     labels: np.ndarray
-    exists: np.ndarray
-
-    @property
-    def missing(self) -> list[str]:
-        paths = (self.listing.items[row] for row in np.flatnonzero(~self.exists).tolist())
-        return [path.relative_to(self.folder).as_posix() for path in paths if isinstance(path, Path)]
+    missing: list[str]
 
 
 def _read(name: str, root: Path | str, channels: int) -> _Found:
     folder, read_files, read_arrays = find_benchmark(name, root)
+    missing: list[str] = []
     if read_arrays is not None:
         listing = read_arrays(folder, channels)
-        exists = np.ones(len(listing), bool)
-    else:
-        assert read_files is not None
+    elif read_files is not None:
         listing = _list_official(name, folder, read_files)
-        exists = np.array([Path(str(path)).is_file() for path in listing.items], bool)
-    official = np.array(OFFICIAL_SPLITS)[listing.splits]
-    return _Found(folder, listing, official, np.array([*listing.classes, ""])[listing.labels.single], exists)
+        exists = np.array([path.is_file() for path in map(Path, map(str, listing.items))], bool)
+        absent = map(str, take_items(listing.items, np.flatnonzero(~exists)))
+        missing = [Path(name).relative_to(folder).as_posix() for name in absent]
+        listing = listing.take(np.flatnonzero(exists)) if missing else listing
+    labels = np.array([*listing.classes, ""])[listing.labels.single]
+    return _Found(folder, listing, np.array(OFFICIAL_SPLITS)[listing.splits], labels, missing)
 
 
 def _list_official(name: str, folder: Path, read: FileReader) -> Listing:
-    """What the official lists of a benchmark hold. A plugin may have another reader."""
+    """What the official lists of a benchmark hold; a plugin may have another reader."""
     try:
-        listed = [(split, Path(file), label) for split, file, label in read(folder)]
-        entries = sorted(listed, key=lambda entry: entry[1].as_posix())  # drawn splits depend on the order
+        entries = sorted(read(folder), key=lambda entry: Path(entry[1]).as_posix())  # drawn splits depend on the order
         twice = next((path for (_, path, _), (_, after, _) in pairwise(entries) if path == after), None)
-        if twice is not None:
-            raise ValueError(f"{twice} is listed twice")
-        if not entries:
-            raise ValueError("they list no image")
-        order = benchmark(name).class_order
-        classes = tuple(label for label in order if label in {label for _, _, label in entries}) or None
-        return list_entries(entries, folder, classes=classes)
+        if twice is not None or not entries:
+            raise ValueError(f"{twice} is listed twice" if twice else "they list no image")
+        present = {label for _, _, label in entries}
+        classes = tuple(label for label in benchmark(name).class_order if label in present) or None
+        return list_entries([(split, Path(path), label) for split, path, label in entries], folder, classes=classes)
     except BadInput:
         raise
     except Exception as error:  # scipy may raise nearly anything on a broken file, and readers on odd lines
@@ -156,20 +150,18 @@ def list_benchmark(
     use = row.uses[0] if use is None else use
     if use not in row.uses:
         raise BadInput(f"{name} is for {' and '.join(row.uses)}, not for {use}; give its folder instead of its name")
-    labels = found.labels[found.exists]
-    if not len(labels):
+    if not len(found.labels):
         raise BadInput(f"{name}: no images in {found.folder}; see: supancl data check {name}")
-    splits = assign_splits(name, row, found.official[found.exists], labels, use)
-    missing = found.missing
-    problems = [f"missing: {len(missing)}, such as {missing[0]}"] if missing else []
-    rows = _check_rows(row, use, splits, labels.tolist())
-    problems += [f"{check.found:,} {check.what} where {check.wanted} belong" for check in rows if not check.ok]
+    splits = assign_splits(name, row, found.official, found.labels, use)
+    problems = [f"missing: {len(found.missing)}, such as {found.missing[0]}"] if found.missing else []
+    checks, _ = _count(row, use, splits, found.labels)
+    problems += [f"{check.found:,} {check.what} where {check.wanted} belong" for check in checks if not check.ok]
     if problems and not partial:
         advice = f"supancl data check {name} --root {found.folder}"
         raise BadInput(f"{name}: {', '.join(problems)} ({found.folder}); see: {advice}")
     why = f"{name} is incomplete, so its results cannot be compared with published ones: {', '.join(problems)}"
     return replace(
-        found.listing if not missing else found.listing.take(np.flatnonzero(found.exists)),
+        found.listing,
         splits=np.array([SPLITS.index(split) for split in splits.tolist()], np.uint8),
         remarks=(*row.remarks, *([Incomplete(why)] if problems else [])),
         cache_name=f"{name}@{found.folder.resolve()}",  # not spec.source: a suite opens many data sets with one spec
@@ -249,7 +241,6 @@ class Check:
     folder: Path
     rows: tuple[CheckRow, ...]
     missing: tuple[str, ...] = ()
-    superfluous: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
@@ -258,60 +249,44 @@ class Check:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        lines = [f"{self.name} in {self.folder}"]
-        for row in self.rows:
-            lines.append(f"  {row.what:<15} {row.found:>8,} of {row.wanted}{'' if row.ok else '  <- differs'}")
-        for kind, entries in (("missing", self.missing), ("superfluous", self.superfluous)):
-            lines += [f"  {kind}: {entry}" for entry in entries[:10]]
-            lines += [f"  {kind}: {len(entries) - 10:,} more"] if len(entries) > 10 else []
-        lines += [f"  note: {remark}" for remark in self.remarks]
-        return (*lines, "complete" if self.ok else f"incomplete; see: supancl data check {self.name}")
+        marks = {True: "", False: "  <- differs"}
+        counts = [f"  {row.what:<15} {row.found:>8,} of {row.wanted}{marks[row.ok]}" for row in self.rows]
+        missing = [f"  missing: {len(self.missing):,}, such as"] if self.missing else []
+        missing += [f"    {entry}" for entry in self.missing[:10]]
+        end = "complete" if self.ok else f"incomplete; see: supancl data check {self.name}"
+        return (f"{self.name} in {self.folder}", *counts, *missing, *(f"  note: {x}" for x in self.remarks), end)
 
 
 def check_benchmark(name: str, root: Path | str) -> Check:
     """Count classes and images per split, and name missing files; nothing is decoded."""
     name = official_name(name)
     row, found = BENCHMARKS[name], _read(name, root, 3)
-    missing, rows = found.missing, list[CheckRow]()
-    # of too many classes those with the fewest images: strays are mostly small
-    counts = sorted(Counter(found.labels.tolist()).items(), key=lambda item: (item[1], item[0]))
-    superfluous = [f"class {label!r}? images: {n}" for label, n in counts[: max(len(counts) - row.classes, 0)]]
+    missing, rows = list(found.missing), list[CheckRow]()
     for use in row.uses:
-        splits = assign_splits(name, row, found.official, found.labels, use)[found.exists]
-        labels = found.labels[found.exists].tolist()
-        rows += [check for check in _check_rows(row, use, splits, labels) if check not in rows]
-        for split, label, count, (low, high) in _class_sizes(row, splits, labels):
-            missing += [f"{split}/{label}/: images: {low - count:,} or more"] if count < low else []
-            superfluous += [f"{split}/{label}/: images: {count - high:,}"] if count > high else []
-    return Check(name, found.folder, tuple(rows), tuple(missing), tuple(superfluous), row.remarks)
+        checks, short = _count(row, use, assign_splits(name, row, found.official, found.labels, use), found.labels)
+        rows += [check for check in checks if check not in rows]
+        missing += short
+    return Check(name, found.folder, tuple(rows), tuple(missing), row.remarks)
 
 
-def _check_rows(row: Benchmark, use: Use, splits: np.ndarray, labels: Sequence[str]) -> list[CheckRow]:
-    counts, classes = Counter(splits.tolist()), len(set(labels))
+def _count(row: Benchmark, use: Use, splits: np.ndarray, labels: np.ndarray) -> tuple[list[CheckRow], list[str]]:
+    """Numbers of images and classes, and classes with another number of images than they should have."""
+    counts, classes = Counter(splits.tolist()), len(set(labels.tolist()))
     rows = [CheckRow("classes", classes, f"{row.classes:,}", classes == row.classes)]
     if use == "few-shot":
-        return [CheckRow("few-shot images", len(splits), f"{row.images:,}", len(splits) == row.images), *rows]
-    if row.class_sizes:
-        sizes = _class_sizes(row, splits, labels)
-        failing = {split for split, _, count, (low, high) in sizes if not low <= count <= high}
-        for split, (low, high) in reversed(row.class_sizes.items()):
-            expected = f"{row.classes} x {low:,}" + (f" to {high:,}" if high > low else "")
-            rows.insert(0, CheckRow(f"{split} images", counts[split], expected, split not in failing))
-        return rows
-    sized = [(split, counts[split], size) for split, size in zip(SPLITS, row.split or (), strict=True)]
-    return [*(CheckRow(f"{split} images", found, f"{size:,}", found == size) for split, found, size in sized), *rows]
-
-
-def _class_sizes(
-    row: Benchmark, splits: np.ndarray, labels: Sequence[str]
-) -> list[tuple[str, str, int, tuple[int, int]]]:
-    """(split, class, number of images, (fewest, most) expected), if the benchmark has such bounds."""
-    counts = Counter(zip(splits.tolist(), labels, strict=True))
-    return [
-        (split, label, counts[split, label], bounds)
-        for split, bounds in row.class_sizes.items()
-        for label in row.class_order
-    ]
+        return [CheckRow("few-shot images", len(splits), f"{row.images:,}", len(splits) == row.images), *rows], []
+    if not row.class_sizes:
+        sizes = [(split, counts[split], size) for split, size in zip(SPLITS, row.split or (), strict=True)]
+        return [*(CheckRow(f"{split} images", n, f"{size:,}", n == size) for split, n, size in sizes), *rows], []
+    by_class, wrong = Counter(zip(splits.tolist(), labels.tolist(), strict=True)), list[str]()
+    for split, (low, high) in row.class_sizes.items():
+        sizes_of = {label: by_class[split, label] for label in row.class_order}
+        bad = [
+            f"{split}/{label}/: images: {n}, not {low}-{high}" for label, n in sizes_of.items() if not low <= n <= high
+        ]
+        rows.append(CheckRow(f"{split} images", counts[split], f"{row.classes} x {low:,} to {high:,}", not bad))
+        wrong += bad
+    return rows, wrong
 
 
 def download_instructions(name: str) -> str:

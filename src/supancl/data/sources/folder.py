@@ -166,7 +166,6 @@ def list_voc(folder: Path) -> Listing:
     has_train = (folder / "ImageSets/Main/train.txt").is_file()
     files = {"train": "train", "val": "val", "test": "test"} if has_train else {"train": "trainval", "test": "test"}
     entries: list[Entry] = []
-    only_difficult = 0
     for split, file in files.items():
         if split != "train" and not (folder / f"ImageSets/Main/{file}.txt").is_file():
             continue
@@ -176,13 +175,11 @@ def list_voc(folder: Path) -> Listing:
         for name in names:
             kinds, difficult = _read_annotation(folder, name, _list_classes)
             clear = {kind for kind, hard in zip(kinds, difficult, strict=True) if not hard}
-            only_difficult += bool(set(kinds) - clear)
             entries.append((split, folder / f"JPEGImages/{name}.jpg", "\0".join(sorted(clear))))
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{folder}/ImageSets/Main/{files['train']}.txt lists no image; unpack it again")
-    remark = f"{folder}: images without a class whose objects are all difficult there: {only_difficult}"
     sets = {text: dict.fromkeys(text.split("\0"), 1.0) if text else {} for _, _, text in entries}
-    return list_entries(entries, folder, sets, remarks=(remark,) if only_difficult else ())
+    return list_entries(entries, folder, sets)
 
 
 def read_list(folder: Path, name: str) -> list[str]:

@@ -8,17 +8,20 @@ import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from supancl.data.decode import file_stamp, open_image_bytes, open_image_file
-from supancl.data.listing import SPLITS, Entry, Listing, list_entries
+from supancl.data.decode import Item, file_stamp, open_image_bytes, open_image_file
+from supancl.data.listing import SPLITS, Entry, Listing, MadeItem, list_entries
 from supancl.data.sources import arrays
 from supancl.data.splits import SPLIT_NAMES
+from supancl.data.store.memory import LazyItems
 from supancl.errors import BadInput, did_you_mean
 from supancl.files import reason
 
@@ -30,30 +33,20 @@ SPLIT_NAMES_TO_TRY = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowItem:
-    """Row `index` of a data set that reads images by number."""
+def _rows(name: str, count: int, dataset_hash: int, read: Callable[[int], Any]) -> LazyItems:
+    """The rows of a data set that reads images by number; they change with the hash of the whole."""
 
-    name: str
-    index: int
-    dataset_hash: int  # of the whole data set; changes with its content
-    read: Callable[[int], Any]
-
-    def __str__(self) -> str:
-        return f"{self.name}[{self.index}]"
-
-    def stamp(self) -> tuple[int, int]:
-        return self.index, self.dataset_hash
-
-    def open(self) -> Any:
-        image = self.read(self.index)
-        if image is None:
-            raise ValueError("holds no image")
+    def open_row(index: int) -> Any:
+        image = read(index)
         if isinstance(image, dict):  # Hugging Face, undecoded
             return open_image_bytes(image["bytes"]) if image.get("bytes") else open_image_file(image["path"])
         if not isinstance(image, Image.Image):
-            raise ValueError(f"holds a {type(image).__name__}, not an image")
+            raise ValueError("holds no image")
         return image.copy()  # decoding closes it, and the data set may return the same object again
+
+    return LazyItems(
+        count, lambda index: MadeItem(f"{name}[{index}]", partial(open_row, index), lambda: (index, dataset_hash))
+    )
 
 
 # --- torchvision ------------------------------------------------------------------------------------------------------
@@ -114,7 +107,7 @@ def _class_names(names: Sequence[Any]) -> tuple[str, ...]:
     return tuple(f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(all_names))
 
 
-def _list_items(data: Any, name: str, root: str) -> Sequence[Path | RowItem]:
+def _list_items(data: Any, name: str, root: str) -> Sequence[Path | Item]:
     """The image files if the data set lists them, else its rows, which count as changed when anything below the root
     has changed."""
     for attribute in ("_image_files", "_images", "_samples", "samples", "images"):
@@ -131,7 +124,7 @@ def _list_items(data: Any, name: str, root: str) -> Sequence[Path | RowItem]:
                 stamp = file_stamp(Path(folder, file_name))
                 content.update(f"{folder}/{file_name}\0{stamp}".encode("utf-8", "surrogateescape"))
     dataset_hash = int(content.hexdigest()[:15], 16)
-    return [RowItem(name, i, dataset_hash, lambda index: data[index][0]) for i in range(len(data))]
+    return _rows(name, len(data), dataset_hash, lambda index: data[index][0])
 
 
 def _pixel_array(data: Any) -> np.ndarray | None:
@@ -169,18 +162,13 @@ def local_caches(sources: Iterable[str]) -> Iterator[None]:
     if not any(name.startswith("hf:") for name in sources):
         yield
         return
-    try:
-        from datasets import config
-        from huggingface_hub import constants
-    except ImportError:
+    with ExitStack() as stack:
+        for library in ("datasets.config", "huggingface_hub.constants"):
+            with contextlib.suppress(ImportError):
+                module: Any = import_module(library)
+                stack.callback(setattr, module, "HF_HUB_OFFLINE", module.HF_HUB_OFFLINE)
+                module.HF_HUB_OFFLINE = True
         yield
-        return
-    before = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def list_hugging_face(text: str, channels: int) -> Listing:
@@ -221,7 +209,7 @@ def list_hugging_face(text: str, channels: int) -> Listing:
     return list_entries(entries, f"hf:{text}", sets, classes=all_classes.pop(), by_number=True)
 
 
-def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Path | RowItem]:
+def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Path | Item]:
     """The files that the rows refer to, else the rows, which hold the bytes."""
     raw = data.cast_column(column, datasets.Image(decode=False))
     if len(raw) and not (raw[0][column] or {}).get("bytes"):
@@ -229,7 +217,7 @@ def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Pat
         if all(image.get("path") and not image.get("bytes") for image in images):
             return [Path(image["path"]) for image in images]
     dataset_hash = int(hashlib.sha256(str(data._fingerprint).encode()).hexdigest()[:15], 16)
-    return [RowItem(name, i, dataset_hash, lambda index: raw[index][column]) for i in range(len(data))]
+    return _rows(name, len(data), dataset_hash, lambda index: raw[index][column])
 
 
 def _find_columns(datasets: Any, data: Any, location: str) -> tuple[str, str | None]:

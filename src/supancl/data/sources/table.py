@@ -295,24 +295,22 @@ def write_corrected(
         io.TextIOWrapper(open_regular(table), encoding="utf-8-sig", newline="") as source,
         open(out, "w", encoding="utf-8", newline="") as file,
     ):
-        rows, writer = csv.reader(source), csv.writer(file, lineterminator="\n")
-        header: list[str] = next(rows, [])
+        rows = csv.DictReader(source)
+        header = list(rows.fieldnames or ())
         layout = find_columns(header, table, parse_columns(column_names))
         if layout.classes or CHANGED_FROM in header:
-            raise BadInput(
-                f"{table}: give a table with one column of labels to correct, and none called {CHANGED_FROM}"
-            )
-        path_at, label_at = header.index(layout.path), header.index(layout.labels[0])
-        writer.writerow([*header, CHANGED_FROM])
-        for row in filter(None, rows):
-            number = _split_number(row[header.index(layout.split)] if layout.split else "", table)
-            waiting = new_labels.get((os.path.abspath(os.path.join(table.parent, row[path_at])), number))
+            raise BadInput(f"{table}: give a table with one column of labels, and none called {CHANGED_FROM}")
+        writer = csv.DictWriter(file, [*header, CHANGED_FROM], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            path = os.path.join(table.parent, row[layout.path])
+            number = _split_number(row[layout.split] if layout.split else "", table)
+            waiting = new_labels.get((os.path.abspath(path), number))
             label = waiting.pop(0) if waiting else None
-            old = ""
             if label is not None:
-                old, row[label_at] = row[label_at], escape_formula(label)
                 changed += 1
-            if new_path is not None and not os.path.isabs(row[path_at]):
-                row[path_at] = new_path(os.path.join(table.parent, row[path_at]))
-            writer.writerow([*row, old])
+                row |= {CHANGED_FROM: row[layout.labels[0]], layout.labels[0]: escape_formula(label)}
+            if new_path is not None and not os.path.isabs(row[layout.path]):
+                row[layout.path] = new_path(path)
+            writer.writerow(row)
     return changed

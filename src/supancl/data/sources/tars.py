@@ -30,6 +30,7 @@ from supancl.data.decode import LISTED_SUFFIXES, check_image_bytes, file_stamp, 
 from supancl.data.listing import SPLITS, Listing, make_listing
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES
 from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
+from supancl.data.store.memory import LazyItems
 from supancl.errors import BadInput
 from supancl.files import make_inner_folder, open_regular, reason, remove_left_over_files, write_atomically
 from supancl.reporter import report_progress
@@ -91,21 +92,17 @@ class TarItem:
             return open_image_bytes(file.read(length))
 
 
-class TarItems(Sequence[TarItem]):
+class TarItems(LazyItems):
     """The images of several shards, one after another."""
 
     def __init__(self, shards: Sequence[TarIndex]) -> None:
         self.shards = shards
         self.ends = np.cumsum([len(shard.offsets) for shard in shards], dtype=np.int64)
+        super().__init__(int(self.ends[-1]) if shards else 0, self._item)
 
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
+    def _item(self, index: int) -> TarItem:
         shard = int(np.searchsorted(self.ends, index, side="right"))
-        return TarItem(self.shards[shard], int(index) - (int(self.ends[shard - 1]) if shard else 0))
+        return TarItem(self.shards[shard], index - (int(self.ends[shard - 1]) if shard else 0))
 
 
 def is_tar(name: str) -> bool:
@@ -127,7 +124,7 @@ def find_tars(name: str) -> list[Path]:
     choices: list[Sequence[str]] = [[text] for text in segments]
     for number, content in list(enumerate(segments))[1::2]:  # those in braces
         ends = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", content)
-        choices[number] = NumberRange(*ends.groups()) if ends else content.split(",")
+        choices[number] = _numbers(*ends.groups()) if ends else content.split(",")
     if (count := math.prod(map(len, choices))) > MAX_SHARDS:
         raise BadInput(f"{name}: the pattern names {count:,} tar shards, it may name {MAX_SHARDS:,}; check its {{..}}")
     patterns = ["".join(chosen) for chosen in itertools.product(*choices)]
@@ -138,17 +135,10 @@ def find_tars(name: str) -> list[Path]:
     return sorted(map(Path, paths))
 
 
-class NumberRange(Sequence[str]):
+def _numbers(first: str, last: str) -> Sequence[str]:
     """The numbers of a {000..009}, as long as the first one; none is held in memory."""
-
-    def __init__(self, first: str, last: str) -> None:
-        self.numbers, self.digits = range(int(first), int(last) + 1), len(first)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: Any) -> Any:
-        return str(self.numbers[index]).zfill(self.digits)
+    start = int(first)
+    return LazyItems(max(int(last) + 1 - start, 0), lambda index: str(start + index).zfill(len(first)))
 
 
 def list_tars(name: str) -> Listing:

@@ -11,7 +11,7 @@ import numpy as np
 from supancl.data.decode import Item, map_in_order, open_image, shrunk_size, try_decode, upright_size
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import Cache, other_positions
-from supancl.data.store.memory import ArrayImages, ImageStore, PackedImages, TakenItems, image_checksum
+from supancl.data.store.memory import ArrayImages, ImageStore, PackedImages, image_checksum, take_items
 from supancl.data.store.stream import FileImages
 from supancl.reporter import report_progress
 
@@ -50,7 +50,7 @@ def store_images(
         return ArrayImages(torch.stack(images)), unreadable
     if images:
         return PackedImages.from_images(images), unreadable
-    readable = TakenItems(items, other_positions(len(items), unreadable)) if unreadable else items
+    readable = take_items(items, other_positions(len(items), unreadable)) if unreadable else items
     return FileImages(readable, *settings, np.array(checksums, np.uint32)), unreadable
 
 

@@ -247,19 +247,26 @@ def _locations(sizes: Tensor, channels: int) -> Tensor:
     return torch.stack([torch.zeros_like(lengths), lengths.cumsum(0) - lengths], dim=1)
 
 
-class TakenItems(Sequence[Any]):
-    """Some items of a sequence, by their positions."""
+class LazyItems(Sequence[Any]):
+    """Items that are made when they are asked for."""
 
-    def __init__(self, items: Sequence[Any], positions: np.ndarray) -> None:
-        self.items, self.positions = items, positions
+    def __init__(self, length: int, make: Callable[[int], Any]) -> None:
+        self.length, self.make = length, make
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return self.length
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self.items[position] for position in self.positions[index].tolist()]
-        return self.items[int(self.positions[index])]
+            return [self.make(position) for position in range(*index.indices(self.length))]
+        if index >= self.length:
+            raise IndexError(index)
+        return self.make(int(index))
+
+
+def take_items(items: Sequence[Any], positions: np.ndarray) -> LazyItems:
+    """Some items, by their positions."""
+    return LazyItems(len(positions), lambda index: items[int(positions[index])])
 
 
 def image_checksum(image: Tensor) -> int:
