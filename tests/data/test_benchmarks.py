@@ -26,7 +26,7 @@ from supancl.data.sources.benchmarks import (
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
 from tests.facts import read_tables
-from tests.files import archive, assert_mentions, assert_refused, noise
+from tests.files import archive, assert_refused, noise
 from tests.helpers import property_test
 
 REPOSITORY = Path(__file__).parents[2]
@@ -142,12 +142,6 @@ def test_a_miniature_in_the_official_layout_has_its_files_classes_and_splits(tre
         if name != "imagenet100":
             assert source.classes == tuple(sorted(source.classes))
         assert any("incomplete" in remark for remark in source.remarks)
-
-
-def test_data_that_are_not_whole_are_refused(tree):
-    name, root, _ = tree
-    assert_mentions(message(open_benchmark, name, root), name)
-    assert not check_benchmark(name, root).ok
 
 
 def test_what_is_present_below_a_root(tmp_path):

@@ -48,15 +48,6 @@ def test_a_table_and_an_archive_of_the_same_weights_are_the_same_labels(tmp_path
     assert np.array_equal(listed.train.labels, packed.train.labels)
 
 
-def test_a_single_1_in_every_row_is_the_same_as_a_column_of_labels(tmp_path):
-    rows = ["1,0,0", "0,1,0", "0,0,1", ",,"] * 3
-    columns = opened(weight_table(tmp_path / "a", *rows))
-    names = opened(weight_table(tmp_path / "b", *(["cat", "dog", "bird", ""] * 3), header="path,label"))
-    assert columns.train.all_labels.pairs is None
-    assert columns.classes == names.classes
-    assert columns.summary["fingerprint"] == names.summary["fingerprint"]
-
-
 def test_columns_can_be_named(tmp_path):
     header = "file,id,cat,dog,part"
     path = weight_table(tmp_path, "7,1,0,train", "8,1,1,train", "9,0,1,test", header=header)
@@ -66,12 +57,6 @@ def test_columns_can_be_named(tmp_path):
     assert data.test is not None
     plus = weight_table(tmp_path / "plus", "x", "y", header="path,cat+dog")
     assert opened(plus, columns="label=cat+dog").classes == ("x", "y"), "a column of that name is the column"
-
-
-def test_split_is_no_class_and_a_label_column_is_the_label(tmp_path):
-    data = opened(weight_table(tmp_path / "a", "1,0,train", "1,1,train", header="path,cat,dog,split"))
-    assert data.classes == ("cat", "dog")
-    assert opened(weight_table(tmp_path / "b", "x,1,0", "y,1,1", header="path,label,cat,dog")).classes == ("x", "y")
 
 
 def test_numbers_that_are_no_weights_are_no_classes_unless_they_are_named(tmp_path):

@@ -15,7 +15,6 @@ from supancl.data.opening import open_data
 from supancl.data.splits import SAMPLED_BLOCKS, DataSpec, shard_content
 from supancl.runs.folder import RunFolder
 from tests.files import archive, class_folders, mentions
-from tests.tiny import Notes
 
 STORES = {
     "memory": {},
@@ -53,17 +52,6 @@ def test_a_replaced_image_of_a_folder_is_named_on_resume(store: str, keep_time: 
     replace_image(photos / "dog" / "3.png", keep_time)
     with pytest.raises(BadInput, match=mentions(photos / "dog" / "3.png")):
         pretrain(None, out=run, resume=True)
-
-
-@pytest.mark.parametrize("store", STORES)
-def test_photographs_that_were_moved_continue(store: str, tmp_path: Path) -> None:
-    photos, run, notes = class_folders(tmp_path / "photos"), tmp_path / "run", Notes()
-    made = photo_recipe(photos, **STORES[store])
-    pretrain(made, out=run)
-    shutil.copytree(photos, tmp_path / "moved")
-    shutil.rmtree(photos)
-    pretrain(made.with_set({"data.source": str(tmp_path / "moved")}), out=run, resume=True, reporter=notes)
-    assert notes.warnings == []
 
 
 def test_a_replaced_image_of_an_archive_is_noticed(tmp_path: Path) -> None:

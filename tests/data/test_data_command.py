@@ -12,13 +12,10 @@ import pytest
 import webdataset
 from PIL import Image
 
-from supancl.data.store import cache
 from tests.files import (
-    TINY,
     archive,
     assert_refused,
     class_folders,
-    contents,
     noise,
     picture,
     supancl,
@@ -87,45 +84,6 @@ def test_show_counts_and_draws_every_kind_of_source(capsys, tmp_path, cache_root
         with Image.open(picture_path) as sheet:
             assert np.array(sheet).std() > 10
     assert not list(cache_root.glob("*/.lock")), "looking leaves no cache behind"
-
-
-def test_show_counts_sizes_and_what_is_unreadable(capsys, tmp_path):
-    root = tmp_path / "data"
-    for split, kind, count in (("val", "cat", 2), ("test", "dog", 1), ("train", "cat", 6), ("train", "dog", 3)):
-        for i in range(count):
-            picture(root / split / kind / f"{i}.png", seed=i, size=(20, 30 + i), mode="RGB")
-    (root / "train" / "dog" / "bad.png").write_bytes(b"bad")
-    facts = show(capsys, tmp_path, root)
-    assert facts["histogram"] == {"cat": {"train": 6, "val": 2, "test": 0}, "dog": {"train": 3, "val": 0, "test": 1}}
-    assert facts["sizes"]["height"] == [20, 20, 20]
-    assert facts["sizes"]["width"][::2] == [30, 35]
-    assert list(facts["unreadable"]) == [str(root / "train" / "dog" / "bad.png")]
-
-
-def test_show_chooses_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for number in ("001", "002"):
-        assert supancl(capsys, "data", "show", "digits").code == 0
-        assert (tmp_path / "runs" / f"show-{number}" / "images.png").exists()
-
-
-def test_training_fills_the_cache_by_itself(capsys, tmp_path, cache_root, monkeypatch):
-    monkeypatch.setattr(cache, "SHARD_IMAGES", 5)
-    source = class_folders(tmp_path / "data", each=20)
-    arguments = ["pretrain", "digits.supsiam", "--data", source, *TINY, "--set", "data.cache=always"]
-    said = supancl(capsys, *arguments, "--out", tmp_path / "one")
-    assert said.code == 0, said.err
-    before = contents(next(cache_root.iterdir()))
-    assert supancl(capsys, *arguments, "--out", tmp_path / "two").code == 0
-    assert contents(next(cache_root.iterdir())) == before
-    plain = supancl(capsys, *arguments, "--set", "data.cache=never", "--out", tmp_path / "three")
-    assert plain.code == 0
-    losses = [
-        [json.loads(line).get("loss") for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("one", "two", "three")
-    ]
-    assert losses[0] == losses[1] == losses[2], "where the pixels come from makes no difference"
-    assert len(losses[0]) >= 2
 
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------

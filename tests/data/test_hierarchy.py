@@ -14,9 +14,7 @@ from supancl import from_arrays
 from supancl.data.labels import (
     CLASSES,
     SUPERCLASSES,
-    find_leaves,
     label_texts,
-    list_levels,
     with_given_labels,
     with_leaf_labels,
 )
@@ -71,16 +69,6 @@ def test_a_folder_of_folders_has_a_class_per_folder(tmp_path, weights):
     assert data.train.num_labelled == len(data.train) - 1
 
 
-def test_what_is_known_less_exactly_has_only_the_coarse_label(tmp_path):
-    data = opened(nested_folder(tmp_path))
-    coarse, fine = (level.take(data).train for level in list_levels(data))
-    is_animal = torch.tensor([Path(name).parent.name == "animal" for name in data.train.names_at(torch.arange(17))])
-    assert coarse.labels[is_animal].tolist() == [0] * 4
-    assert fine.labels[is_animal].tolist() == [-1] * 4
-    assert coarse.num_labelled == 16
-    assert fine.num_labelled == 12
-
-
 def naive_leaf(path: str, names: list[str]) -> str:
     """The reference: the path, if no other one goes on from it."""
     return "" if any(other.startswith(f"{path}/") for other in names) else path
@@ -103,27 +91,6 @@ def test_leaves_are_the_classes_without_another_below_them(seed):
         for split in (changed.train, changed.held_out):
             expected = [wanted(names[label]) if label >= 0 else "" for label in numbers[split.index]]
             assert texts_of(split, changed.classes) == expected
-
-
-def test_leaves_of_equal_depth_are_the_last_level(tmp_path):
-    data = opened(nested_folder(tmp_path))
-    assert find_leaves(data) == list_levels(data)[-1] != list_levels(data)[0]
-
-
-def test_splits_and_unlabelled_folders_within(tmp_path):
-    for split in ("train", "val"):
-        class_folders(tmp_path / split, ("animal/cat", "plant/rose", "animal/Unlabelled"), 2)
-    data = open_data(DataSpec(source=str(tmp_path), hierarchy="paths"), channels=1)
-    assert data.classes == ("animal", "animal/cat", "plant", "plant/rose")
-    assert (
-        sorted(texts_of(data.held_out, data.classes))
-        == ["animal"] * 2 + ["animal;animal/cat"] * 2 + ["plant;plant/rose"] * 2
-    )
-
-
-def test_without_the_setting_a_folder_is_read_as_before(tmp_path):
-    data = opened(nested_folder(tmp_path), hierarchy="none")
-    assert (data.classes, data.levels, data.train.all_labels.pairs) == (("animal", "plant"), (), None)
 
 
 def label_table(folder: Path, labels: tuple[str, ...]) -> Path:
@@ -159,13 +126,6 @@ def test_names_with_a_slash_are_paths_in_tables_archives_shards_and_arrays(tmp_p
         assert texts_of(data.train, data.classes) == wanted
 
 
-def test_joined_sources_share_their_levels(tmp_path):
-    first, second = class_folders(tmp_path / "a", ("animal/cat",), 3), class_folders(tmp_path / "b", ("animal/dog",), 3)
-    data = opened(first, joined=(str(second),))
-    assert data.classes == ("animal", "animal/cat", "animal/dog")
-    assert data.train.all_labels.pairs[:, 0, 0].tolist() == [0] * 6
-
-
 def test_images_are_held_out_by_their_finest_class(tmp_path):
     labels = np.repeat([0, 1, 2], [40, 10, 10])
     names = ("animal/cat", "animal/dog", "plant/rose")
@@ -173,12 +133,6 @@ def test_images_are_held_out_by_their_finest_class(tmp_path):
     assert texts_of(data.held_out, data.classes) == (
         ["animal;animal/cat"] * 8 + ["animal;animal/dog"] * 2 + ["plant;plant/rose"] * 2
     )
-
-
-def test_levels_and_their_weights_are_part_of_the_data(tmp_path):
-    path = nested_folder(tmp_path)
-    prints = {opened(path, level_weights=w).summary["fingerprint"] for w in ((), (1.0, 0.5), (1.0, 0.25))}
-    assert len(prints | {opened(path, hierarchy="none").summary["fingerprint"]}) == 4
 
 
 def test_a_survey_a_look_and_an_opened_source_agree(tmp_path):
@@ -218,23 +172,6 @@ def test_names_and_numbers_give_the_same_levels(tmp_path):
         "fruit_and_vegetables:0.5;fruit_and_vegetables/apple", "fish:0.5;fish/aquarium_fish",
     ]  # fmt: skip
     assert named.levels.count(0) == 20
-
-
-def test_some_classes_of_cifar100_are_enough_by_name():
-    spec = DataSpec("arrays", holdout=0, hierarchy="cifar100")
-    data = from_arrays(noise(3, 4, 4), np.arange(3), classes=("apple", "orange", "train"), spec=spec)
-    assert data.classes == (
-        "fruit_and_vegetables", "fruit_and_vegetables/apple", "fruit_and_vegetables/orange", "vehicles_1",
-        "vehicles_1/train",
-    )  # fmt: skip
-
-
-def test_numbers_of_cifar100_may_be_sorted_as_texts():
-    """A .csv and numbered folders sort 10 before 2."""
-    numbers, shark = tuple(sorted(map(str, range(100)))), str(CLASSES.index("shark"))
-    spec = DataSpec("arrays", holdout=0, hierarchy="cifar100")
-    data = from_arrays(noise(100, 4, 4), np.arange(100), classes=numbers, spec=spec)
-    assert texts_of(data.train, data.classes)[numbers.index(shark)] == "fish;fish/shark"
 
 
 def test_the_levels_of_one_path_are_one_class(tmp_path):

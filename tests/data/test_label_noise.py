@@ -45,10 +45,3 @@ def test_a_run_sees_wrong_training_labels_and_clean_held_out_ones():
     assert int((clean.train.labels != noisy.train.labels).sum()) == round(0.2 * len(clean.train))
     assert torch.equal(clean.held_out.labels, noisy.held_out.labels)
     assert clean.summary["fingerprint"] != noisy.summary["fingerprint"]
-
-
-def test_noise_applies_to_the_labels_that_are_left():
-    few = open_data(DataSpec("digits", labelled=0.1))
-    noisy = open_data(DataSpec("digits", labelled=0.1, label_noise=0.5))
-    assert torch.equal(few.train.labels < 0, noisy.train.labels < 0)
-    assert int((few.train.labels != noisy.train.labels).sum()) == round(0.5 * few.train.num_labelled)

@@ -11,7 +11,7 @@ import torch
 from supancl import from_arrays
 from supancl.data.from_python import list_images
 from supancl.data.labels import label_cell, label_texts, parse_label_set, weight_matrix
-from supancl.data.opening import open_data, peek_data, survey_data, survey_source
+from supancl.data.opening import open_data, survey_data, survey_source
 from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
@@ -47,13 +47,6 @@ def test_a_table_names_several_classes_with_weights(tmp_path):
     assert data.summary["labels_per_image"] == {"most": 2, "mean": 1.43, "least_weight": 0.25, "largest_weight": 2}
 
 
-def test_without_a_separator_a_label_is_one_name_as_before(tmp_path):
-    path = label_table(tmp_path, "disk:1", "disk:2", "disk:1", "disk:2")
-    data = opened(path, holdout=0)
-    assert data.train.all_labels.pairs is None
-    assert data.classes == ("disk:1", "disk:2")
-
-
 def test_a_name_may_have_a_colon_if_what_follows_is_no_number(tmp_path):
     data = opened(label_table(tmp_path, "disk:large;dog", "a:many", "disk:2nd:1", "http://cat"), holdout=0)
     assert data.classes == ("a:many", "disk:2nd", "disk:large", "dog", "http://cat")
@@ -82,15 +75,6 @@ def test_one_column_per_class_is_read_as_weights(tmp_path, dtype):
     assert data.classes == tuple("abcd")
     assert np.array_equal(weight_matrix(data.train.all_labels, 4), weights.astype(np.float32))
     assert data.train.class_ids() == [0, 1, 2, 3]
-
-
-def test_a_single_1_in_every_row_is_the_same_as_class_numbers(tmp_path):
-    numbers = np.arange(20) % 4
-    numbers[3] = -1
-    columns = np.where(numbers[:, None] >= 0, np.eye(4)[numbers], -1)
-    one, other = (opened(archive(tmp_path / f"{n}.npz", train_labels=x)) for n, x in enumerate((numbers, columns)))
-    assert other.train.all_labels.pairs is None
-    assert one.summary["fingerprint"] == other.summary["fingerprint"]
 
 
 def test_arrays_in_python_and_their_splits_have_the_same_number_of_pairs():
@@ -149,40 +133,6 @@ def test_several_labels_are_joined_by_the_names_of_their_classes(tmp_path):
         assert texts_of(data.train, data.classes) == [text for path in order for text in expected[path]]
 
 
-def test_joined_labels_without_several_are_as_before(tmp_path):
-    first, second = label_table(tmp_path / "a", "cat", "dog", "cat"), label_table(tmp_path / "b", "cat", "")
-    data = opened(first, joined=(str(second),), holdout=0)
-    assert (data.train.all_labels.pairs, data.train.labels.tolist()) == (None, [0, 1, 0, 0, -1])
-
-
-def test_rare_classes_are_held_out_too_and_trained_on(tmp_path):
-    """Each of 40 images has a frequent class, 4 a rare one, 3 another, and one the rarest."""
-    labels = ["often"] * 32 + ["often;rare"] * 4 + ["often;rarer"] * 3 + ["often;once"]
-    data = opened(label_table(tmp_path, *labels), holdout=0.1)
-    held_out, train = (texts_of(split, data.classes) for split in (data.held_out, data.train))
-    assert sorted(held_out) == ["often"] * 3 + ["often;rare", "often;rarer"], "a tenth of each, at least one of several"
-    assert train.count("often;once") == 1, "a single image of a class is trained on"
-    assert sorted(held_out + train) == sorted(";".join(sorted(label.split(";"))) for label in labels)
-
-
-def test_other_weights_are_other_data(tmp_path):
-    first = from_arrays(noise(20, 8, 8), WEIGHTS)
-    second = from_arrays(noise(20, 8, 8), WEIGHTS * np.where(np.arange(20) == 7, 0.5, 1)[:, None])
-    assert first.summary["fingerprint"] != second.summary["fingerprint"]
-
-
-def test_a_survey_and_a_look_agree_with_the_data(tmp_path):
-    path = label_table(tmp_path, *(["cat;dog:0.7", "dog", "bird;cat", ""] * 6))
-    spec = DataSpec(source=str(path))
-    data = open_data(spec, channels=1)
-    assert survey_source(spec, 1) == survey_data(data)
-    assert torch.equal(peek_data(spec, 1).train.all_labels.pairs, data.train.all_labels.pairs)
-
-
-def test_weights_of_the_same_class_are_added():
-    assert parse_label_set("cat:0.25;dog; cat:0.5 ;", "here") == {"cat": 0.75, "dog": 1.0}
-
-
 def test_labels_of_all_classes_differ_by_their_weights(tmp_path):
     """Every image has every class, so none is rarer than another."""
     path = label_table(tmp_path, *["cat:0.6;dog:0.4", "cat:0.2;dog:0.8"] * 10)
@@ -191,13 +141,3 @@ def test_labels_of_all_classes_differ_by_their_weights(tmp_path):
     assert data.train.all_labels.count_distinct() == data.summary["distinct_labels"] == 2
     assert survey_source(DataSpec(source=str(path)), 1) == survey_data(data)
     assert survey_data(data).is_labelled
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_distinct_labels_are_counted_as_by_a_loop(seed):
-    random = np.random.default_rng(seed)
-    weights = random.integers(0, 2, (40, 4)) * random.choice([0.5, 1.0], (40, 4))
-    weights[~weights.any(1)] = -1
-    data = from_arrays(noise(40, 4, 4), weights, spec=DataSpec("arrays", holdout=0))
-    assert data.train.all_labels.count_distinct() == len({tuple(row) for row in weights.tolist()} - {(-1,) * 4})
-    assert data.summary["distinct_labels"] == 4, "at most as many as classes"

@@ -118,20 +118,6 @@ def test_a_data_set_without_files_is_read_row_by_row(tmp_path, in_memory, cache)
             assert np.array_equal(pixels(found.splits[split], i), noise(7, 5 + i % 2, 3, seed=i + offset))
 
 
-def test_rows_are_decoded_again_when_anything_below_the_root_has_changed(tmp_path, in_memory):
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "data.bin").write_text("one")
-    source = f"torchvision:InMemory@{tmp_path}"
-    opened(source, cache="always")
-    in_memory.__getitem__, before = lambda self, i: (Image.fromarray(noise(4, 4, 3, seed=7)), 0), in_memory.__getitem__
-    try:
-        assert pixels(opened(source, cache="always").splits["train"], 0).shape == (7, 5, 3), "nothing has changed"
-        (tmp_path / "deep" / "data.bin").write_text("two")
-        assert np.array_equal(pixels(opened(source, cache="always").splits["train"], 0), noise(4, 4, 3, seed=7))
-    finally:
-        in_memory.__getitem__ = before
-
-
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
@@ -213,15 +199,6 @@ def test_lists_of_classes_are_several_labels(tmp_path, labels, kind, classes, wa
     assert found.classes == classes
     assert several(train, classes) == wanted
     assert (train.all_labels.pairs is None) == all(len(row or []) < 2 for row in labels)
-
-
-def test_another_data_set_in_the_same_place_gives_its_own_pixels(tmp_path):
-    source = f"hf:{tmp_path / 'data'}"
-    for first in (0, 40):
-        rows(3, first, [0, 1, 2], NAMES).save_to_disk(tmp_path / "data")
-        split = opened(source, cache="always").splits["train"]
-        for i in range(3):
-            assert np.array_equal(pixels(split, i), noise(6 + i % 2, 5, 3, seed=first + i))
 
 
 def test_rows_that_point_to_files_are_those_files(tmp_path):

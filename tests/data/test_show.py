@@ -19,7 +19,6 @@ from supancl.reports.pictures import (
     TILE,
     draw_image_sheet,
     draw_view_sheet,
-    pick_by_class,
 )
 from tests.files import picture
 
@@ -94,21 +93,3 @@ def test_a_view_sheet_has_a_row_per_image_with_its_views_in_true_colours(tmp_pat
                 middle = tile(sheet, row, column)[TILE // 2, TILE // 2]
                 assert middle.argmax() == row
                 assert abs(int(middle[row]) - 250) <= 2
-
-
-def test_views_of_a_sheet_are_the_same_every_time(tmp_path):
-    for name in ("a", "b"):
-        draw_view_sheet(coloured(), recipe("cifar100.supsiam"), tmp_path / f"{name}.png", count=2)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-
-
-def test_chosen_images_go_through_the_classes_in_turn():
-    labels = torch.tensor([0] * 50 + [1] * 3 + [2] * 10 + [-1] * 4)
-    chosen = pick_by_class(labels, 16)
-    assert torch.equal(chosen, pick_by_class(labels, 16))
-    assert len(set(chosen.tolist())) == 16
-    counts = {label: int((labels[chosen] == label).sum()) for label in (-1, 0, 1, 2)}
-    assert counts[1] == 3
-    assert all(4 <= counts[label] <= 5 for label in (-1, 0, 2))
-    assert labels[chosen].tolist() == sorted(labels[chosen].tolist())
-    assert len(pick_by_class(labels[:3], 48)) == 3

@@ -19,12 +19,9 @@ from supancl.data.decode import IMAGE_SUFFIXES, decode
 from supancl.data.opening import from_arrays, open_data, open_source
 from supancl.data.preparing import draw_stratified
 from supancl.data.splits import DataSpec
-from supancl.data.store.memory import ArrayImages, PackedImages
-from supancl.data.store.stream import FileImages
 from supancl.errors import BadInput
 from tests.files import (
     archive,
-    assert_refused,
     class_folders,
     mentions,
     noise,
@@ -100,15 +97,6 @@ def test_folders_named_after_splits_are_splits(tmp_path, folders, splits):
         assert sum(f"/{folder}/" in name for split in found.splits.values() for name in names(split)) == 4
 
 
-def test_a_class_that_only_the_held_out_split_has_keeps_its_place_among_the_labels(tmp_path):
-    class_folders(tmp_path / "train", ("ant", "cat"), 2)
-    class_folders(tmp_path / "val", ("ant", "bee", "cat"), 1)
-    found = source(tmp_path)
-    assert found.classes == ("ant", "bee", "cat")
-    assert found.splits["train"].labels.tolist() == [0, 0, 2, 2]
-    assert found.splits["val"].labels.tolist() == [0, 1, 2]
-
-
 def test_files_that_are_no_images_are_left_out_and_hidden_ones_are_not_looked_at(tmp_path):
     class_folders(tmp_path, each=2)
     (tmp_path / "cat" / "notes.txt").write_text("notes")
@@ -139,28 +127,6 @@ def test_a_link_back_to_its_own_folder_gives_no_image_twice(tmp_path):
 # --- images in memory and on disk -------------------------------------------------------------------------------------
 
 
-def test_images_of_one_size_are_an_array_others_a_list_and_too_many_stay_on_disk(tmp_path):
-    class_folders(tmp_path / "same", each=2)
-    class_folders(tmp_path / "mixed", each=2)
-    picture(tmp_path / "mixed" / "cat" / "wide.png", size=(8, 20))
-    same, mixed = (source(tmp_path / name).splits["train"] for name in ("same", "mixed"))
-    on_disk = source(tmp_path / "mixed", memory_gb=1e-9).splits["train"]
-    assert [type(split.store) for split in (same, mixed, on_disk)] == [ArrayImages, PackedImages, FileImages]
-    assert torch.equal(pixels(mixed), pixels(on_disk))
-    assert torch.equal(mixed.batch(every(mixed)).sizes, on_disk.batch(every(on_disk)).sizes)
-    assert torch.equal(mixed.labels, on_disk.labels)
-
-
-def test_an_image_that_goes_away_while_training_is_named(tmp_path):
-    class_folders(tmp_path, each=2)
-    train = source(tmp_path, memory_gb=1e-9).splits["train"]
-    gone = tmp_path / "dog" / "1.png"
-    gone.unlink()
-    with pytest.raises(BadInput) as caught:
-        pixels(train)
-    assert_refused(str(caught.value), gone, "No such file or directory")
-
-
 @pytest.mark.parametrize("memory_gb", [8.0, 1e-9])
 def test_unreadable_images_are_skipped_when_asked_for_and_listed_and_counted(tmp_path, memory_gb):
     class_folders(tmp_path)
@@ -181,21 +147,6 @@ def test_unreadable_images_are_skipped_when_asked_for_and_listed_and_counted(tmp
 # --- archives and arrays ----------------------------------------------------------------------------------------------
 
 
-def test_an_archive_gives_its_splits_with_their_pixels_and_labels(tmp_path):
-    images, labels = noise(20, 8, 9, 3), np.arange(20) % 4
-    path = archive(
-        tmp_path / "a.npz", train_images=images, train_labels=labels, val_images=images[:3], val_labels=labels[:3],
-        test_images=images[5:9], test_labels=labels[5:9].astype(np.uint8),
-    )  # fmt: skip
-    found = source(path)
-    assert {name: len(split) for name, split in found.splits.items()} == {"train": 20, "val": 3, "test": 4}
-    assert np.array_equal(pixels(found.splits["train"]).permute(0, 2, 3, 1).numpy(), images)
-    assert np.array_equal(pixels(found.splits["test"]).permute(0, 2, 3, 1).numpy(), images[5:9])
-    assert found.splits["test"].labels.tolist() == labels[5:9].tolist()
-    assert found.classes == ("0", "1", "2", "3")
-    assert found.splits["val"].names_at(torch.tensor([2])) == ["val_images[2]"]
-
-
 def test_grey_arrays_are_repeated_and_colour_is_weighed_to_grey(tmp_path):
     grey, rgb = noise(4, 8, 8), noise(4, 8, 8, 3)
     archive(tmp_path / "grey.npz", train_images=grey, train_labels=[0, 1, 0, 1])
@@ -214,20 +165,6 @@ def test_arrays_from_python_need_no_file():
     assert np.array_equal(pixels(data.train).permute(0, 2, 3, 1).numpy(), images)
     assert from_arrays(noise(40, 8, 8)).train.labels.tolist() == [-1] * 36
     assert from_arrays(noise(40, 8, 8), labels, spec=DataSpec(holdout=0.5)).held_out.labels.tolist().count(1) == 10
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "message"),
-    [
-        (noise(4, 8, 8).astype(float), [0, 1, 0, 1], ("train_images", "float64", "uint8")),
-        (noise(4, 8, 8), [True, False, True, False], ("train_labels", "bool")),
-        (noise(4, 8, 8), [0, 1, 0], ("train_labels", "(3,)", "4 images")),
-        (noise(4, 3, 8, 8), [0, 1, 0, 1], ("(4, 3, 8, 8)", "transpose(0, 2, 3, 1)")),
-    ],
-)
-def test_arrays_that_cannot_be_used_are_bad_input_that_says_why(images, labels, message):
-    with pytest.raises(BadInput, match=mentions(*message)):
-        from_arrays(images, np.asarray(labels))
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.uint64])
@@ -287,28 +224,6 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):
     assert one.summary["fingerprint"] == other.summary["fingerprint"]
 
 
-def test_a_table_of_paths_alone_lists_unlabelled_images(tmp_path):
-    picture(tmp_path / "0.png"), picture(tmp_path / "1.png")
-    listing = tmp_path / "list.csv"
-    listing.write_text("path\n0.png\n1.png\n")
-    assert source(listing).splits["train"].labels.tolist() == [-1, -1]
-    listing.write_text("path,split\n0.png,train\n1.png,val\n")
-    assert {name: split.labels.tolist() for name, split in source(listing).splits.items()} == {
-        "train": [-1],
-        "val": [-1],
-    }
-
-
-def test_in_a_table_an_empty_label_or_minus_one_means_unlabelled(tmp_path):
-    for name in "abcd":
-        picture(tmp_path / f"{name}.png")
-    found = source(table(tmp_path / "l.csv", "path,label", "a.png,cat", "b.png,", "c.png,-1", "d.png,  "))
-    assert found.classes == ("cat",)
-    assert found.splits["train"].labels.tolist() == [0, -1, -1, -1]
-    found = source(table(tmp_path / "l.csv", "path,label", "a.png,2.0", "b.png,-1.0"))  # a column of floats
-    assert (found.classes, found.splits["train"].labels.tolist()) == (("2.0",), [0, -1])
-
-
 def test_files_that_a_table_lists_and_that_are_not_there_are_skipped_when_asked_for(tmp_path):
     picture(tmp_path / "a.png")
     listed = table(tmp_path / "l.csv", "path,label", "a.png,cat", "gone.png,cat", "sub/../a.png,cat")
@@ -331,22 +246,6 @@ def test_images_outside_a_class_folder_are_unlabelled_and_no_class(tmp_path, fol
     labels = labels_by_name(found.splits["train"], tmp_path)
     assert labels.pop(str(Path(folder) / "loose.png")) == -1
     assert sorted(labels.values()) == [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize(("share", "kept"), [(1.0, 20), (0.5, 10), (0.1, 2), (0.0, 0)])
-def test_labelled_keeps_that_share_of_each_class_and_hides_the_rest(tmp_path, share, kept):
-    path = archive(
-        tmp_path / "a.npz", train_images=noise(60, 8, 8), train_labels=np.arange(60) % 3,
-        test_images=noise(6, 8, 8), test_labels=np.arange(6) % 3,
-    )  # fmt: skip
-    whole, data = data_of(path), data_of(path, labelled=share)
-    assert len(data.train) == 60  # the others are still trained on
-    assert Counter(data.train.labels.tolist()) == Counter({**{c: kept for c in range(3) if kept}, -1: 60 - 3 * kept})
-    known = data.train.labels >= 0
-    assert torch.equal(data.train.labels[known], whole.train.labels[known])
-    assert torch.equal(data.held_out.labels, whole.held_out.labels)
-    assert torch.equal(data.train.labels, data_of(path, labelled=share).train.labels)
-    assert data.summary["labelled"] == 3 * kept
 
 
 # --- held out ---------------------------------------------------------------------------------------------------------
@@ -456,13 +355,3 @@ def test_left_out_classes_are_kept_from_training_and_relabelled_for_transfer(tmp
     assert sum(len(split) for split in everything) == len(set.union(*map(names, everything))) == 42
     assert data.summary["classes"] == 2
     assert -1 in data.train.labels.tolist()
-
-
-def test_unlabelled_images_may_stand_beside_train_and_hidden_folders_are_not_entered(tmp_path):
-    class_folders(tmp_path / "train", each=10)
-    class_folders(tmp_path / "val", each=2)
-    for i in range(5):
-        picture(tmp_path / "unlabelled" / f"{i}.png", seed=i)
-        picture(tmp_path / "train" / "cat" / ".ipynb_checkpoints" / f"{i}.png", seed=i)
-    data = data_of(tmp_path)
-    assert (len(data.train), int((data.train.labels >= 0).sum()), data.remarks) == (25, 20, ())

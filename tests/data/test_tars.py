@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import json
-import os
 import tarfile
 import warnings
 from pathlib import Path
@@ -16,9 +15,8 @@ import torch
 import webdataset
 from PIL import Image
 
-from supancl.data.decode import decode
-from supancl.data.opening import open_data, open_source
-from supancl.data.sources.tars import TarItem, find_tars, index_tars, is_tar, iter_samples, split_from_name
+from supancl.data.opening import open_source
+from supancl.data.sources.tars import find_tars, is_tar, iter_samples, split_from_name
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from tests.files import mentions, noise, picture
@@ -168,28 +166,6 @@ def test_labels_of_every_form(tmp_path, parts, label):
     assert [found for _, found in iter_samples(path)] == [label]
 
 
-def test_other_files_and_folders_and_hidden_ones_are_passed_over(tmp_path):
-    path = plain(
-        tmp_path / "a.tar",
-        [
-            ("README", b"read me"),
-            ("deep/a.jpg", png(0)),
-            ("deep/._a.jpg", b"left by a finder"),
-            ("deep/a.cls", b"cat"),
-            ("deep/a.depth.npy", b"0"),
-            ("b.1/c.mask.png", png(1)),
-            ("b.1/c.txt", b"dog"),
-            ("d.cls", b"no image"),
-        ],
-    )
-    assert [(member.name, label) for member, label in iter_samples(path)] == [
-        ("deep/a.jpg", "cat"),
-        ("b.1/c.mask.png", "dog"),
-    ]
-    (shard,) = index_tars([path])
-    assert torch.equal(decode(TarItem(shard, 0)), torch.from_numpy(noise(8, 6, 3, seed=0)).permute(2, 0, 1))
-
-
 def test_a_sample_in_pieces_is_refused_not_left_without_its_label(tmp_path):
     path = plain(tmp_path / "a.tar", [("a.png", png(0)), ("b.png", png(1)), ("a.cls", b"1"), ("b.cls", b"2")])
     refused(path, mentions("a.tar", "sample 'a'", "twice"))
@@ -214,30 +190,3 @@ def test_a_tar_with_a_damaged_header_does_not_end_there_unnoticed(tmp_path):
     content[at : at + 200] = b"x" * 200
     path.write_bytes(content)
     refused(path, mentions("a.tar", f"byte {at}", "copy"))
-
-
-def test_an_unreadable_image_in_a_tar_is_named_or_skipped(tmp_path):
-    shard(tmp_path / "a.tar", [{"png": png(0), "cls": 0}, {"png": b"broken", "cls": 1}, {"png": png(2), "cls": 0}])
-    for cache in ("never", "always"):
-        with pytest.raises(BadInput, match=mentions("a.tar::0001.png", "image format")):
-            opened(tmp_path / "a.tar", cache=cache)
-        found, _ = opened(tmp_path / "a.tar", cache=cache, skip_bad_images=True)
-        assert len(found.splits["train"]) == 2
-        assert found.classes == ("0",)
-        assert [name.rpartition("::")[2] for name in found.skipped] == ["0001.png"]
-
-
-def test_a_changed_shard_gives_its_new_pixels_from_the_cache(tmp_path):
-    path = numbered(tmp_path / "a.tar", 4)
-    spec = DataSpec(source=str(path), cache="always", holdout=0)
-    open_data(spec, 3)
-    times = path.stat()
-    shard(path, [{"png": png(90 + i, (6 + i % 3, 7)), "cls": i % 2} for i in range(4)])
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    data = open_data(spec, 3)
-    for i in range(4):
-        wanted = torch.from_numpy(noise(6 + i % 3, 7, 3, seed=90 + i)).permute(2, 0, 1)
-        assert torch.equal(data.train.batch(torch.tensor([i])).pixels[0], wanted)
-    path.unlink()
-    with pytest.raises(BadInput, match=mentions("no tar", "shard")):
-        open_data(spec, 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 from supancl.data.labels import label_texts
 from supancl.data.opening import open_data
-from supancl.data.sources.folder import read_annotation
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from tests.detection.drawn import annotation
@@ -61,12 +59,6 @@ def test_the_labels_are_the_classes_of_the_objects(tmp_path):
     assert texts_of(data.test, data.classes) == ["sofa"]
 
 
-@pytest.mark.parametrize("below", ["", "VOC2012", "VOCdevkit/VOC2012"])
-def test_the_year_is_found_below_the_folder(tmp_path, below):
-    write_year(tmp_path / below, train=TRAIN)
-    assert len(opened(tmp_path, holdout=0).train) == 5
-
-
 def test_two_years_are_named_or_joined(tmp_path):
     first = write_year(tmp_path / "VOC2007", trainval={"a": [("cat", False)]}, test={"b": [("dog", False)]})
     second = write_year(tmp_path / "VOC2012", train=TRAIN)
@@ -75,18 +67,6 @@ def test_two_years_are_named_or_joined(tmp_path):
     data = opened(first, joined=(str(second),))
     assert texts_of(data.train, data.classes) == ["cat", "cat;dog", "cat", "dog", "", ""]
     assert texts_of(data.held_out, data.classes) == ["dog"]
-
-
-def test_trainval_is_used_where_there_is_no_train_list(tmp_path):
-    data = opened(write_year(tmp_path, val={"b": [("cat", False)]}, trainval=TRAIN), holdout=0)
-    assert len(data.train) == 5
-
-
-def test_a_test_list_without_annotations_is_left_out(tmp_path):
-    folder = write_year(tmp_path, train=TRAIN, test={"z": [("cat", False)]})
-    (folder / "Annotations" / "z.xml").unlink()
-    data = opened(folder, holdout=0)
-    assert data.test is None
 
 
 def test_what_is_missing_or_damaged_is_named(tmp_path):
@@ -106,19 +86,6 @@ def test_what_is_missing_or_damaged_is_named(tmp_path):
     (lists / "train.txt").unlink()
     with pytest.raises(BadInput, match=mentions("trainval.txt", "ImageSets/Main")):
         opened(folder)
-
-
-def test_classes_need_neither_the_size_of_an_image_nor_boxes(tmp_path):
-    whole, less = (write_year(tmp_path / name, train=TRAIN) for name in ("whole", "less"))
-    for file in (less / "Annotations").iterdir():
-        text = re.sub("<size>.*?</size>|<bndbox>.*?</bndbox>", "", file.read_text())
-        file.write_text(text)
-        assert "<size>" not in text
-    first, second = (opened(folder, holdout=0) for folder in (whole, less))
-    assert first.classes == second.classes
-    assert torch.equal(first.train.all_labels.pairs, second.train.all_labels.pairs)
-    with pytest.raises(BadInput, match=mentions("a.xml", "<size><height>")):
-        read_annotation(less, "a")
 
 
 def test_from_the_layout_to_an_encoder(tmp_path, capsys, monkeypatch):
