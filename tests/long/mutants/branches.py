@@ -4,7 +4,7 @@
 # fmt: off
 # one line for one mutant, with the text as it stands in the module
 
-from tests.mutants.mutant import Group, Mutant
+from tests.long.mutants import Group, Mutant
 
 BRANCHES = (
     Mutant('if target == "momentum":', 'if target != "shared":'),
@@ -58,7 +58,6 @@ HEADS = (
     Mutant('"batch" if not linear[:-1] or normed[0] else "none",', '"batch" if not linear[:-1] or normed[-1] else "none",'),
     Mutant("if all(norm != bias for", "if any(norm != bias for"),
     Mutant('.shape[1]\n', '.shape[0]\n'),
-    Mutant("return len(self.hidden) + 1", "return len(self.hidden)"),
     Mutant("hidden = width if hidden_width is None", "hidden = self.out if hidden_width is None"),
     Mutant('normed = self.norm == "batch"', 'normed = self.norm != "batch"'),
     Mutant('nn.Linear(width, hidden, bias=self.bias == "auto" and not normed)', 'nn.Linear(width, hidden, bias=self.bias == "auto")'),

@@ -4,7 +4,7 @@
 # fmt: off
 # one line for one mutant, with the text as it stands in the module
 
-from tests.mutants.mutant import Group, Mutant
+from tests.long.mutants import Group, Mutant
 
 GROUPS = (
     Group(

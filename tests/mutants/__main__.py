@@ -1,5 +1,0 @@
-import sys
-
-from tests.mutants.run import main
-
-sys.exit(main())
