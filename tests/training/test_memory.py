@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
-from supancl import BadInput, from_arrays, pretrain, recipe
+from supancl import BadInput, from_arrays, recipe
 from supancl.training import checks as memory
 from supancl.training.checks import check_memory, estimate_memory
 from supancl.training.trainer import Trainer
-from tests.files import TINY, class_folders, mentions, noise, supancl
+from tests.files import class_folders, mentions, noise, supancl
 
 CPU = torch.device("cpu")
 
@@ -70,17 +68,3 @@ def test_a_refused_run_reads_no_image_and_leaves_no_folder(tmp_path, monkeypatch
                    "--out", tmp_path / "run")  # fmt: skip
     assert said.code == 2
     assert not (tmp_path / "run").exists()
-
-
-def test_without_a_recipe_labels_decide_the_method(tmp_path, capsys):
-    class_folders(tmp_path / "labelled", each=20)
-    small = [*TINY[:6], "--encoder", "cnn", "--set", "encoder.width=8"]
-    for data, method in ((tmp_path / "labelled", "supsiam"), (tmp_path / "labelled" / "cat", "simsiam")):
-        run = tmp_path / method
-        said = supancl(capsys, "pretrain", "--data", data, *small, "--out", run)
-        assert said.code == 0, said.err
-        assert json.loads((run / "recipe.json").read_text())["recipe"]["name"] == f"auto.{method}"
-        again = supancl(capsys, "pretrain", f"auto.{method}", "--data", data, *small, "--resume", "--out", run)
-        assert again.code == 0, again.err
-    with pytest.raises(BadInput, match=mentions("differs")):
-        pretrain(recipe("auto.simsiam").with_set({"data.source": str(data), "train.epochs": 9}), out=run, resume=True)

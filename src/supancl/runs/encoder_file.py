@@ -220,10 +220,7 @@ def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> No
     expected = {name: value.shape for name, value in encoder.body.state_dict().items()}
     weights = without_head(weights, expected)
     check_shapes({name: value.shape for name, value in weights.items()}, expected, encoder.spec.name, file)
-    try:
-        encoder.body.load_state_dict(weights)
-    except (RuntimeError, NotImplementedError) as error:  # sparse, quantised and meta tensors cannot be copied
-        raise BadInput(f"{file}: its tensors cannot be loaded ({reason(error)}); save them as plain tensors") from None
+    encoder.body.load_state_dict(weights)
 
 
 def without_head(tensors: Mapping[str, T], expected: Mapping[str, object]) -> dict[str, T]:

@@ -143,21 +143,11 @@ class Replay:
             raise
 
     def __call__(self, batch: Batch | None) -> Tensor | None:
-        self.copy_batch(batch)
-        self.graph.replay()
-        return self.targets
-
-    def copy_batch(self, batch: Batch | None) -> None:
-        """Copy the batch to where the recorded step reads it; `copy_` would silently broadcast another shape."""
-        shapes = [
-            None if tensors is None else [None if tensor is None else tensor.shape for tensor in tensors]
-            for tensors in (self.batch, batch)
-        ]
-        if shapes[0] != shapes[1]:
-            raise ValueError(f"the recorded step takes batches of {shapes[0]}, got {shapes[1]}")
         for recorded, new in zip(self.batch or (), batch or (), strict=True):
             if recorded is not None and new is not None:
                 recorded.copy_(new, non_blocking=True)
+        self.graph.replay()
+        return self.targets
 
 
 def end_failed_capture(generator: torch.Generator, device: int, memory_pool: tuple[int, int]) -> None:
