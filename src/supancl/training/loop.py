@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shlex
 import signal
 import threading
@@ -22,8 +20,7 @@ from supancl.runs.folder import RunFolder
 from supancl.runs.log import MetricsLog, record_stop
 
 T = TypeVar("T")
-SAME_SIGNAL_SECONDS = 0.3  # some terminals and shells deliver one Ctrl-C twice
-SAME_FORWARDED_SECONDS = 2.0  # a parent process forwards a signal that this process has also received directly
+SAME_SIGNAL_SECONDS = 2.0  # shells deliver one Ctrl-C twice, and torchrun forwards what its ranks have received too
 
 
 class Loop(ABC):
@@ -195,8 +192,7 @@ def record_signals(acknowledge: Callable[[str], None], stops_waits: bool = True)
         yield received  # signals reach the main thread only
         return
     handlers = {number: signal.getsignal(number) for number in signals_that_stop()}
-    is_forwarded = "LOCAL_RANK" in os.environ or multiprocessing.parent_process() is not None  # by torchrun or a sweep
-    first_time, same_seconds = 0.0, SAME_FORWARDED_SECONDS if is_forwarded else SAME_SIGNAL_SECONDS
+    first_time = 0.0
 
     def restore() -> None:
         for number, handler in handlers.items():
@@ -205,7 +201,7 @@ def record_signals(acknowledge: Callable[[str], None], stops_waits: bool = True)
     def record(number: int, frame: Any) -> None:
         nonlocal first_time
         now = time.monotonic()
-        if received and now - first_time > same_seconds:
+        if received and now - first_time > SAME_SIGNAL_SECONDS:
             restore()
             signal.raise_signal(number)
             return
