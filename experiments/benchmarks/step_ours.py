@@ -113,7 +113,7 @@ def _within(trainer: Trainer) -> None:
 
 
 def how(trainer: Trainer) -> str:
-    parts = [trainer.recipe.train.precision, "compiled" if trainer.compiles else "as written"]
+    parts = [trainer.recipe.train.precision, "compiled" if trainer.recipe.train.compile else "as written"]
     return ", ".join([*parts, "replayed"] if trainer.captured.replay is not None else parts)
 
 

@@ -13,7 +13,7 @@ from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.runs.folder import RunFolder
 from supancl.training.pretraining import capture_step
-from supancl.training.speed import MIN_STEPS_TO_COMPILE, WARM_UP_STEPS, with_speed
+from supancl.training.speed import MIN_STEPS_TO_COMPILE, WARM_UP_STEPS, can_compile, with_speed
 from supancl.training.start import settle_recipe
 from supancl.training.trainer import Trainer, can_replay
 from tests.files import contents, mentions
@@ -29,6 +29,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
     def present(bf16: bool) -> None:
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")
+        monkeypatch.setattr("supancl.training.speed.can_compile", lambda device: True)
 
     return present
 
@@ -150,16 +151,17 @@ def test_a_run_of_a_gpu_is_refused_here_before_anything_changes(tmp_path: Path) 
     assert contents(tmp_path) == before
 
 
-def test_a_compiler_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_fails_is_not_chosen_and_one_that_was_asked_for_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def refuses(module):
         def forward(*args):
             raise torch._dynamo.exc.BackendCompilerFailed(compile, RuntimeError("no C compiler"), None)
 
         return forward
 
-    plain = pretrain(tiny_recipe(train__compile=False), tiny_data(), tmp_path / "plain")
     monkeypatch.setattr(torch, "compile", refuses)
-    notes = Notes()
-    run = pretrain(tiny_recipe(train__compile=True), tiny_data(), tmp_path / "run", reporter=notes)
-    assert len(notes.warnings) == 1
-    assert len(run.metrics) == len(plain.metrics)
+    assert not can_compile(CPU)
+    with pytest.raises(BadInput, match=mentions("no C compiler", "train.compile=false")):
+        pretrain(tiny_recipe(train__compile=True), tiny_data(), tmp_path / "run")
+    pretrain(data=tiny_data(), out=tmp_path / "run", resume=True, compile=False)

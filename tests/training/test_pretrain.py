@@ -274,7 +274,6 @@ def test_steps_traced_as_one_graph_and_eager_ones_agree(method: str, monkeypatch
         for _ in range(3):
             trainer.advance()
         trained[compiled] = {name: value.clone() for name, value in trainer.model.branches.state_dict().items()}
-        assert trainer.compiles == compiled
     for name, value in trained[False].items():
         torch.testing.assert_close(trained[True][name], value, rtol=1e-4, atol=1e-5, msg=name)
 

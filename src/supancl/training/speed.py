@@ -20,7 +20,6 @@ from supancl.core.precision import auto_precision, has_bf16
 from supancl.data.store.memory import Batch
 from supancl.distributed import Ranks
 from supancl.errors import BadInput
-from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.training.step import Step
 
@@ -39,7 +38,10 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
     steps = images // settings.batch_size * settings.epochs
     best = {
         "train.precision": auto_precision(device),
-        "train.compile": cuda and steps >= MIN_STEPS_TO_COMPILE and not settings.deterministic,
+        "train.compile": cuda
+        and steps >= MIN_STEPS_TO_COMPILE
+        and not settings.deterministic
+        and (settings.compile is not None or can_compile(device)),
         "train.replay": cuda and not settings.deterministic and settings.on_nan != "skip",
     }
     automatic = fields_marked(recipe, AUTOMATIC)
@@ -59,15 +61,15 @@ def is_compiler_error(error: BaseException) -> bool:
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))
 
 
-def compiler_failure(device: torch.device) -> str:
-    """Why nothing can be compiled here, for example without a C compiler; empty if it works."""
+def can_compile(device: torch.device) -> bool:
+    """Whether the compiler works here: without a C compiler it does not."""
     try:
         torch.compile(torch.add)(torch.ones(1, device=device), 1)
     except Exception as error:
         if not is_compiler_error(error):
             raise
-        return reason(error)
-    return ""
+        return False
+    return True
 
 
 def compile_step(step: Step, ranks: Ranks) -> None:

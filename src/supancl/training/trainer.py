@@ -26,9 +26,8 @@ from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import has_plugin_section
 from supancl.recipes.recipe import fixed_settings
-from supancl.reporter import current_reporter
 from supancl.training.monitor import Monitor
-from supancl.training.speed import CapturedStep, compile_step, compiler_failure, optimize_for_cuda
+from supancl.training.speed import CapturedStep, compile_step, optimize_for_cuda
 from supancl.training.step import Step, StepInputs
 
 
@@ -43,10 +42,6 @@ class Trainer:
         self.model = Model(recipe, len(data.classes), device, ranks, pairs)
         self.feed = Feed(self.inputs.images, self.inputs.local_positions, device, self.inputs.schedule.steps)
         may_replay = can_replay(recipe, device, ranks, self.feed)
-        failure = compiler_failure(device) if recipe.train.compile else ""
-        if failure:
-            current_reporter().warn(f"nothing can be compiled ({failure}); continuing at about 0.6 of the speed")
-        self.compiles = bool(recipe.train.compile) and not failure
         self.captured = CapturedStep(self._build_step(may_replay), device, may_replay)
         self._start(data)
 
@@ -57,7 +52,7 @@ class Trainer:
 
     def _build_step(self, may_replay: bool) -> Step:
         step = Step(self.recipe, self.model, self.inputs, self.is_finite, self.ranks, cache_casts=not may_replay)
-        if self.compiles:
+        if self.recipe.train.compile:
             compile_step(step, self.ranks)
         return step
 
@@ -344,7 +339,7 @@ def can_share_step(trainer: Trainer, recipe: Recipe) -> bool:
     alphas = [flattened(spec).get("loss.alpha") for spec in (trainer.recipe, recipe)]
     if trainer.inputs.alpha is None and alphas[0] != alphas[1]:
         return False
-    if trainer.compiles != bool(recipe.train.compile):  # compiling has failed
+    if bool(trainer.recipe.train.compile) != bool(recipe.train.compile):
         return False
     fixed = []
     for spec in (trainer.recipe, recipe):
