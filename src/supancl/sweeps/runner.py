@@ -140,7 +140,7 @@ class Sweep:
             folder = RunFolder(self.out / name)
             check_same_recipe(recipe, folder)
             check_data(recipe, data)
-            if folder.has_run and checkpoints(folder.checkpoints):  # without one it starts over
+            if checkpoints(folder.checkpoints) or folder.end_file.exists():  # without one it starts over
                 check_same_data(folder, data, "restore them, or choose another out", f"{folder.path}: ")
             failure = None if self.retry else read_failure(folder.path)
             if read_end(folder) is None and failure is not None:
