@@ -116,7 +116,14 @@ def identify(state: Mapping[str, Tensor], branch: str = "online", prefix: str | 
     """
     row, backbone_prefix = locate(state, branch, prefix)
     names = backbone(state, backbone_prefix)
-    return Identified(row.name, backbone_prefix, _architecture(names, row, _find_first_layer(state, backbone_prefix)))
+    for name, count in DIMENSIONS.items():
+        if name in names and names[name].ndim != count:
+            raise BadInput(
+                f"tensor {name} has shape {tuple(names[name].shape)}, and {count} dimensions are usual; {NAME_IT}"
+            )
+    first_layer = _find_first_layer(state, backbone_prefix)
+    architecture = _vit(names, row) if PATCHES in names else _resnet(names, row, first_layer)
+    return Identified(row.name, backbone_prefix, architecture)
 
 
 def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | None = None) -> tuple[Format, str]:
@@ -167,15 +174,12 @@ def _find_first_layer(state: Mapping[str, Tensor], prefix: str) -> str | None:
 
 def backbone(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors under a prefix, by the names that torchvision and timm give them."""
-    names = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    first_layer = _find_first_layer(state, prefix)
-    if first_layer is not None:
-        renamed = {}
-        for name, value in names.items():
-            first, dot, suffix = name.partition(".")
-            renamed[SEQUENTIAL_NAMES[first_layer].get(first, first) + dot + suffix] = value
-        names = renamed
-    names = {name.replace(".shortcut.", ".downsample."): value for name, value in names.items()}
+    children = SEQUENTIAL_NAMES.get(_find_first_layer(state, prefix) or "", {})
+    names = {}
+    for name, value in state.items():
+        if name.startswith(prefix):
+            first, dot, rest = name.removeprefix(prefix).partition(".")
+            names[(children.get(first, first) + dot + rest).replace(".shortcut.", ".downsample.")] = value
     return {name: _merge_split_norm(value, names, name) for name, value in names.items()}
 
 
@@ -185,15 +189,6 @@ def _merge_split_norm(value: Tensor, names: Mapping[str, Tensor], name: str) -> 
     width = names[f"{norm}.weight"].numel() if f"{norm}.weight" in names else 0
     is_split = last in ("running_mean", "running_var") and value.ndim == 1 and 0 < width < len(value)
     return value.view(-1, width).mean(0) if is_split and len(value) % width == 0 else value
-
-
-def _architecture(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -> str:
-    for name, count in DIMENSIONS.items():
-        if name in names and names[name].ndim != count:
-            raise BadInput(
-                f"tensor {name} has shape {tuple(names[name].shape)}, and {count} dimensions are usual; {NAME_IT}"
-            )
-    return _vit(names, row) if PATCHES in names else _resnet(names, row, first_layer)
 
 
 def _resnet(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -> str:

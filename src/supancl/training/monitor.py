@@ -58,15 +58,6 @@ def sample_labelled(split: Split, most: int) -> Split:
     return split.sample(most)
 
 
-def sample_rows(features: Features, most: int) -> Features:
-    """At most `most` rows: those of the images that `Split.sample` takes."""
-    if len(features.labels) <= most:
-        return features
-    order = torch.randperm(len(features.labels), generator=torch.Generator().manual_seed(0))
-    rows = order[:most].sort().values.to(features.values.device)
-    return features.take(rows)
-
-
 def least_healthy_rank(classes: int, supervised: bool, batch_size: int) -> float:
     """The effective rank below which a batch's targets count as collapsed."""
     # targets pulled to C class means span C - 1 directions, and a batch of B targets at most B - 1
@@ -169,7 +160,10 @@ class Monitor:
         if not is_single:
             scores = knn_answers(references, queries, (k,), classes=classes)[k]
             return row | about | {"knn_map": mean_average_precision(scores, queries.targets(classes).cpu()), **unknown}
-        fitted = sample_rows(references, MAX_IMAGES)
+        fitted = references
+        if len(references.labels) > MAX_IMAGES:  # those of the images that `Split.sample` takes
+            order = torch.randperm(len(references.labels), generator=torch.Generator().manual_seed(0))
+            fitted = references.take(order[:MAX_IMAGES].sort().values.to(references.values.device))
         row |= {"knn": knn_accuracy(references, queries, k), **about, "linear_references": len(fitted)}
         row["linear"] = linear_accuracy(fitted, queries, last)
         return row | {

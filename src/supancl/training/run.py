@@ -205,13 +205,20 @@ def extend_run(run: RunFolder, out: Path | str | None, given: Mapping[str, Any],
 
     The caller resumes it. Other ranks wait for it when they join.
     """
+    from supancl.runs.checkpoint import load_newest
+
     base, _ = run.read_recipe()
     changes = {full_name(base, name): value for name, value in given.items()}
     recipe = extended_recipe(base, changes, run)
     if from_environment().rank > 0:
         return run_folder_for(recipe, out).path
     run.check_recipe_file()
-    state = load_last_state(run, base)
+    early = run.describe_early_end(base)
+    state, _ = load_newest(run.checkpoints)
+    if state is None and not early:
+        raise BadInput(f"{run.path} keeps no checkpoint to continue from; start another run with init {run.path}")
+    if state is None or early or any(row["step"] != state["step"] for row in run.metrics()[-1:]):
+        raise BadInput(f"{run.path} is not finished ({early or 'its newest checkpoint is older'}); resume it first")
     for source in recipe.data.all_sources if reads_source else ():
         check_source(source)
     folder = run_folder_for(recipe, out)
@@ -225,19 +232,6 @@ def extend_run(run: RunFolder, out: Path | str | None, given: Mapping[str, Any],
         f"{rate:.4g}, {recipe.schedule.restart_rate:.3g} of its peak (schedule.restart_rate)"
     )
     return folder.path
-
-
-def load_last_state(run: RunFolder, base: Recipe) -> dict[str, Any]:
-    """The last checkpoint of a finished run; refuses one that is unfinished or keeps none."""
-    from supancl.runs.checkpoint import load_newest
-
-    early = run.describe_early_end(base)
-    state, _ = load_newest(run.checkpoints)
-    if state is None and not early:
-        raise BadInput(f"{run.path} keeps no checkpoint to continue from; start another run with init {run.path}")
-    if state is None or early or any(row["step"] != state["step"] for row in run.metrics()[-1:]):
-        raise BadInput(f"{run.path} is not finished ({early or 'its newest checkpoint is older'}); resume it first")
-    return state
 
 
 def extended_recipe(base: Recipe, changes: dict[str, Any], run: RunFolder) -> Recipe:

@@ -83,7 +83,9 @@ class Trainer:
         snapshot = self.snapshot_buffers()
         targets = self.captured(self.next_batch())
         if targets is None:
-            restore(snapshot)
+            with torch.no_grad():
+                for value, old in snapshot:
+                    value.copy_(old)
         else:
             self.step += 1
             self.inputs.mark_step_done()
@@ -147,12 +149,6 @@ class Trainer:
             ) from None
         self.inputs.invalidate()
         self.captured.forget()
-
-
-@torch.no_grad()
-def restore(snapshot: list[tuple[Tensor, Tensor]]) -> None:
-    for value, old in snapshot:
-        value.copy_(old)
 
 
 def checks_every_step(recipe: Recipe, device: torch.device) -> bool:
