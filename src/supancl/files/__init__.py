@@ -305,12 +305,6 @@ def why_unwritable(folder: Path) -> str:
         return reason(error)
 
 
-def check_writable(folder: Path, setting: str = "out") -> None:
-    """Refuse a folder that cannot be written in, before the work and without making anything."""
-    if why := why_unwritable(folder):
-        raise BadInput(f"cannot write in {folder} ({why}); choose another {setting}")
-
-
 def make_folder(folder: Path, exist_ok: bool = True) -> None:
     """Make a folder and its parents."""
     try:

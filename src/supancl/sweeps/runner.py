@@ -34,7 +34,7 @@ from supancl.evaluation import PROTOCOLS as SETTINGS
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
 from supancl.evaluation.protocols import evaluate
 from supancl.evaluation.results import LEAST_GAIN, Row, rows_of_log, rows_of_result
-from supancl.files import check_writable, read_text, write_text
+from supancl.files import Output, read_text, write_text
 from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import Recipe
 from supancl.recipes.auto import with_short_side
@@ -113,7 +113,7 @@ class Sweep:
 
     def check_folder(self, base: Recipe) -> None:
         """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
-        check_writable(self.out)
+        Output(self.out, replaces=Path.is_dir).check()
         if RunFolder(self.out).has_run:
             raise BadInput(f"{self.out} already holds a single run; choose another out for a study")
         for source in base.data.all_sources:
