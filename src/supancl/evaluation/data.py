@@ -180,9 +180,9 @@ class EvaluationData:
     classes: tuple[str, ...]
     taken_from: str  # the split of the tested images: train (they were held out of it), val or test
     split: str  # their name in results: held-out, test or train
+    drawn_from: tuple[Split, ...]  # all images of that split, those that are not tested too
     view: View = "margin"
     chooses: str = "train"  # the images that choose a ridge: held-out, halves (of the tested ones) or train
-    drawn: tuple[Split, ...] = ()  # the split that the tested images were taken from, if it is none of data's
     tests_every: bool = False  # whether images that the run was trained on are tested too
     levels: tuple[Level, ...] = ()  # of a hierarchy, the coarsest first
 
@@ -193,11 +193,6 @@ class EvaluationData:
     @property
     def has_several_labels(self) -> bool:
         return not self.images.all_labels.has_one_each
-
-    @property
-    def drawn_from(self) -> tuple[Split, ...]:
-        """The split that the tested images were taken from: all of train if they were held out of it."""
-        return self.drawn or ((self.data.train, self.images) if self.taken_from == "train" else (self.images,))
 
     def by_leaf(self) -> EvaluationData:
         """The same images; of a hierarchy with the labels of the leaves."""
@@ -246,8 +241,9 @@ def open_evaluation_data(
         if data.held_out.num_labelled and held_out_from != "test" and is_run_source(evaluated, source):
             chooses = "held-out" if taken_from == "test" else "halves"
     splits = {"train": data.train, "held-out": data.held_out, "test": images}
-    levels = tuple(list_levels(data))
-    return EvaluationData(source, location, splits, data, data.classes, taken_from, split, view, chooses, levels=levels)
+    drawn_from = (data.train, images) if taken_from == "train" else (images,)
+    about = (data.classes, taken_from, split, drawn_from, view, chooses)
+    return EvaluationData(source, location, splits, data, *about, levels=tuple(list_levels(data)))
 
 
 def open_other_data(evaluated: EvaluatedEncoder, source: str, settings: Transfer | FewShot) -> EvaluationData:
@@ -267,19 +263,10 @@ def open_other_data(evaluated: EvaluatedEncoder, source: str, settings: Transfer
     summary: dict[str, object] = {"held_out_from": held_out_from}
     data = Data(*parts[:2], read.classes, parts[2], None, (), read.remarks, read.skipped, summary, read.levels)
     drawn = next(read.splits[name] for name in ("test", "val", "train") if name in read.splits)
-    return EvaluationData(
-        source,
-        source,
-        dict(zip(names, parts, strict=True)),
-        data,
-        read.classes,
-        taken_from,
-        split,
-        settings.view,
-        drawn=(drawn,),
-        tests_every=not is_transfer and taken_from == "train",
-        levels=tuple(list_levels(data)),
-    )
+    about = (read.classes, taken_from, split, (drawn,), settings.view)
+    every, levels = not is_transfer and taken_from == "train", tuple(list_levels(data))
+    splits = dict(zip(names, parts, strict=True))
+    return EvaluationData(source, source, splits, data, *about, tests_every=every, levels=levels)
 
 
 def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
