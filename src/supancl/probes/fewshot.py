@@ -32,7 +32,6 @@ class Episodes(NamedTuple):
 
     support: Tensor
     query: Tensor
-    classes: Tensor  # (E, ways) labels
     dropped: tuple[int, ...]  # classes with too few images
 
 
@@ -87,26 +86,25 @@ def sample_episodes(
             "shots, or more images"
         )
     offset = (sizes.cumsum(0) - sizes)[usable]
-    names, sizes = names[usable], sizes[usable]
+    sizes = sizes[usable]
     random = np.random.default_rng(seed)  # the same stream for every version and machine
     images_per_class = min(shots + queries, int(sizes.max()))
-    image_blocks, class_blocks = [], []
+    blocks = []
     for _ in range(0, episodes, EPISODE_BLOCK):  # in whole blocks, so n episodes are the first n of any larger number
-        key = torch.from_numpy(random.random((EPISODE_BLOCK, len(names))))
+        key = torch.from_numpy(random.random((EPISODE_BLOCK, len(sizes))))
         rows_of_classes = key.topk(ways, dim=1).indices
-        class_blocks.append(names[rows_of_classes])
         # chunks do not change the stream
         for block in rows_of_classes.split(max(1, MAX_KEYS // (ways * int(sizes.max())))):
             key = torch.from_numpy(random.random((len(block), ways, int(sizes.max())), dtype=np.float32))
             key.masked_fill_(torch.arange(key.shape[2]) >= sizes[block][..., None], -1.0)
             keys, column = key.topk(images_per_class, dim=2)
             images = order[(offset[block][..., None] + column).clamp(max=len(order) - 1)]
-            image_blocks.append(images.masked_fill(keys < 0, -1))
-    rows, classes = torch.cat(image_blocks)[:episodes], torch.cat(class_blocks)[:episodes]
+            blocks.append(images.masked_fill(keys < 0, -1))
+    rows = torch.cat(blocks)[:episodes]
     query = rows[..., shots:]
     if fill_queries:
         query = _fill_queries(query, queries, seed)
-    return Episodes(rows[..., :shots].contiguous(), query.contiguous(), classes, dropped)
+    return Episodes(rows[..., :shots].contiguous(), query.contiguous(), dropped)
 
 
 def _fill_queries(query: Tensor, queries: int, seed: int) -> Tensor:

@@ -97,7 +97,7 @@ FEWSHOT = (
     Mutant("offset = (sizes.cumsum(0) - sizes)[usable]", "offset = sizes.cumsum(0)[usable]"),
     Mutant("random = np.random.default_rng(seed)", "random = np.random.default_rng(0)"),
     Mutant(">= sizes[block][..., None], -1.0)", "> sizes[block][..., None], -1.0)"),
-    Mutant("image_blocks.append(images.masked_fill(keys < 0, -1))", "image_blocks.append(images)"),
+    Mutant("blocks.append(images.masked_fill(keys < 0, -1))", "blocks.append(images)"),
     Mutant("query = rows[..., shots:]", "query = rows[..., shots - 1 :]"),
     Mutant("resampled = query.gather(2, (key * count).long())", "resampled = query.gather(2, (key * (count - 1)).long())"),
     Mutant("np.random.default_rng([seed, 1])", "np.random.default_rng([0, 1])"),
