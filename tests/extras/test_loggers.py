@@ -15,7 +15,6 @@ from supancl import loggers, pretrain
 from supancl.loggers import MlflowLogger, WandbLogger
 from supancl.runs.folder import RunFolder
 from tests.extras.wandb_file import read_exit_code, read_history, read_run
-from tests.files import supancl
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 VARIABLES = ("WANDB_", "MLFLOW_")
@@ -115,15 +114,6 @@ def test_a_command_logs_to_both_offline_and_goes_on_after_a_crash(tmp_path: Path
     for step in (1, 5, 10):  # repeated steps have the numbers of their first time, but for the speed
         for logged in (by_step(wandb_rows(run))[step], rows[step]):
             assert logged == pytest.approx(expected[step])
-
-
-def test_the_command_logs_and_says_where(tmp_path: Path, capsys: Any) -> None:
-    flags = ["--epochs", "1", "--device", "cpu", "--set", "encoder.width=8", "--set", "data.limit=64"]
-    loggers = ["--logger", "mlflow", "--logger", "wandb"]
-    run = tmp_path / "my run"
-    said = supancl(capsys, "pretrain", "digits.supsiam", *flags, "--out", run, *loggers)
-    assert (said.code, said.err) == (0, "")
-    assert mlflow_rows(run) == by_step(wandb_rows(run)) == rows_by_step(run)
 
 
 def test_nothing_leaves_the_machine_unless_a_variable_says_so(tmp_path: Path, monkeypatch: Any) -> None:

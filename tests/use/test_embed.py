@@ -99,7 +99,4 @@ def test_paths_are_those_of_predict_and_the_table_is_a_source(place, capsys, out
     assert len(open_data(DataSpec(source=out, holdout=0, columns="image=path,label=label"), 1).train) == 40
 
 
-# --- nested labels ----------------------------------------------------------------------------------------------------
-
-
 # --- several and soft labels ------------------------------------------------------------------------------------------
