@@ -91,13 +91,12 @@ if TYPE_CHECKING:
     from supancl.sweeps.compare import compare
     from supancl.training.run import Run, load
     from supancl.training.start import pretrain
-    from supancl.use.audit import audit
     from supancl.use.detect import detect
     from supancl.use.embed import embed
     from supancl.use.estimator import ImageEncoder
     from supancl.use.evaluate import evaluate
     from supancl.use.export import export, import_checkpoint
-    from supancl.use.look import map, report
+    from supancl.use.look import audit, map, report
     from supancl.use.predict import predict
 
     # not at run time: help(supancl) would show all of each

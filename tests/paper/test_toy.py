@@ -18,8 +18,7 @@ from supancl.core.losses import Align
 from supancl.core.pools import Queue
 from supancl.data.views.specs import Masks
 from supancl.paper import toy_study as toy
-from supancl.paper import toy_training as training
-from supancl.paper.toy_training import (
+from supancl.paper.toy_study import (
     DECAY,
     FULL,
     MOMENTUM,
@@ -136,7 +135,7 @@ def test_the_trends_of_the_paper_in_small() -> None:
 
 
 def test_the_command_writes_tables_figure_and_json(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(training, "QUICK", replace(TINY, epochs=1))
+    monkeypatch.setattr(toy, "QUICK", replace(TINY, epochs=1))
     monkeypatch.setitem(READINGS, "literal", replace(READINGS["literal"], encoder=10))
     folder = tmp_path / "out"
     words = ["paper", "toy", "--quick", "--seeds", "1", "--reading", "literal", "--out", str(folder)]

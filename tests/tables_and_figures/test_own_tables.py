@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from supancl.data.sources.benchmarks import BENCHMARKS
-from supancl.paper.toy_training import Size
+from supancl.paper.toy_study import Size
 from supancl.runs.folder import RunFolder
 from tests.detection.drawn import TINY, narrow_resnet18, write_voc
 from tests.tables_and_figures.made import DIGITS, SMALL, colours, edit, ours, run, table
@@ -63,7 +63,7 @@ def test_table_1_from_a_study_of_alpha(tmp_path: Path) -> None:
 
 
 def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supancl.paper.toy_training.QUICK", TOY)
+    monkeypatch.setattr("supancl.paper.toy_study.QUICK", TOY)
     folder = tmp_path / "toy"
     run("paper", "toy", "--quick", "--seeds", "1", "--out", folder)
     assert (folder / "tsne.png").read_bytes().startswith(b"\x89PNG")  # Figure 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,13 +60,11 @@ def toy(
     from supancl.paper.layouts import LAYOUTS
     from supancl.paper.pivot import fill, to_show, write
     from supancl.paper.results import read_entries
-    from supancl.paper.toy_training import ALPHAS, FULL, QUICK, READINGS
     from supancl.reports.pictures import tsne_panels
 
-    size, task = QUICK if quick else FULL, f"epochs of {len(ALPHAS)} alphas x {seeds} seeds"
-    result, panels = study.run(
-        READINGS[reading], size, list(range(seeds)), lambda epoch: report_progress(task, epoch, size.epochs)
-    )
+    size, task = study.QUICK if quick else study.FULL, f"epochs of {len(study.ALPHAS)} alphas x {seeds} seeds"
+    progress = partial(report_progress, task)
+    result, panels = study.run(study.READINGS[reading], size, list(range(seeds)), progress)
     write_json(folder / "toy.json", result)
     for name in ("1", "2"):
         filled = fill(LAYOUTS[name], read_entries([str(folder)]))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from supancl.config import to_json
 from supancl.data.opening import is_same_source
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.errors import BadInput
@@ -17,8 +18,8 @@ from supancl.evaluation import TRAINED_IMAGES
 from supancl.evaluation.encoder import encoder_key
 from supancl.evaluation.results import Row, average, data_set_of, group_of, read_rows, registered_name, rows_of_log
 from supancl.paper.layouts import changed_fields
+from supancl.paper.toy_study import FULL
 from supancl.paper.toy_study import PAPER as TOY_NAMES
-from supancl.paper.toy_study import conditions
 from supancl.recipes import Recipe, recipe
 from supancl.runs.encoder_file import check_same_run, load_encoder, read_header
 from supancl.runs.folder import RunFolder, folder_of_encoder
@@ -320,6 +321,17 @@ def _toy_entries(path: Path) -> Iterator[Entry]:
             yield Entry(path, base.with_set(fields, because="toy study"), rows, said)
     except (KeyError, TypeError, ValueError, AttributeError, BadInput):
         raise BadInput(f"{path / 'toy.json'}: not a result of supancl paper toy; run that again") from None
+
+
+def conditions(result: Mapping[str, Any]) -> str:
+    """The reading, and the sizes that differ from App. B, of the content of toy.json.
+
+    >>> conditions({"reading": {"name": "near"}, "size": {"epochs": 100, "batch": 256}})
+    "reading 'near', not in App. B's size: epochs 100"
+    """
+    full, size = to_json(FULL), result.get("size", {})
+    changed = ", ".join(f"{name} {value}" for name, value in size.items() if value != full.get(name))
+    return f"reading {result['reading']['name']!r}" + (f", not in App. B's size: {changed}" if changed else "")
 
 
 def _detectors_in(path: Path) -> dict[Path, list[Row]]:
