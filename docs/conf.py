@@ -61,7 +61,7 @@ def commands():
         text = inspect.getdoc(function) or ""
         examples = [line.strip("$ ") for line in text.splitlines() if line.strip().startswith("$ supancl")]
         own = [line for line in lines if every.count(line) <= 3]
-        also = ", ".join(line.split("`")[1] for line in lines if every.count(line) > 3)
+        also = ", ".join(f"`{line.split('`')[1]}`" for line in lines if every.count(line) > 3)
         lead = text.split("\nParameters\n")[0].split("\nExamples\n")[0].strip()
         parts += [f"## {name}\n", lead, "", "```bash", *examples, "```", "", *(head * bool(own)), *own, ""]
         parts += [f"And [common arguments](#common-arguments): {also}.\n"] * bool(also)

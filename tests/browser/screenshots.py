@@ -115,9 +115,9 @@ def main() -> None:
         if not (work / "all").exists():
             shutil.copytree(args.photos, work / "all")
             hide_labels(work / "all", work / "photos")
-            write_wrong_labels(work / "all", work / "wrong.csv")
+            write_wrong_labels(work / "all", work / "photos.csv")
         studio.tutorial("label", "map.html")
-        studio.tutorial("clean", "audit/audit.html", photos="wrong.csv")
+        studio.tutorial("clean", "audit/audit.html", photos="photos.csv")
         studio.tutorial("to_timm", "alike.jpg")
         studio.tutorial("own_loss", "runs/power/report.html", "3")
         studio.tutorial("adapt", "runs/adapted/report.html", "5")
