@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # key -> title and decimals
 MEASURES = {
+    "accuracy": ("accuracy %", 2),  # of the rows of a start: frozen with a linear classifier, or fine-tuned
     "transfer": ("transfer %", 2),
     "linear": ("linear %", 2),
     "linear_map": ("linear mAP %", 2),
@@ -169,6 +170,8 @@ def comparison_table(result: Result, heads: Mapping[str, str]) -> Table:
         f"compare on {Path(str(data['source'])).name}: epochs: {' or '.join(map(str, result['epochs']))}, "
         f"seeds: {len(result['seeds'])}, held-out images: {data['held_out']}"
     )
+    if "start" in result:
+        caption += f", start: {result['start']}, chance: {result['chance']:.1f}%"
     notes = [f"difference: {result['compared_by']}, to {result['reference']}; ± half a 95% interval {result['over']}"]
     align = "l" * len(heads) + "r" * (len(titles) - len(heads))
     optional = [MEASURES[key][0] for key in reversed(shown[1:])]

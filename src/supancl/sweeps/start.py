@@ -60,7 +60,7 @@ def compare_with_start(request: SweepRequest, name: str, start: str) -> Result:
         accuracy = wilson_interval(100 * float(correct.double().mean()), len(correct))
         say(f"{run_name(row, seed)}: {accuracy.mean:.1f}%")
         seconds = before + time.perf_counter() - since
-        return {"linear": accuracy.mean, "seconds": seconds, "learned": accuracy.low > chance}
+        return {"accuracy": accuracy.mean, "seconds": seconds, "learned": accuracy.low > chance}
 
     def linear(location: str) -> Tensor:
         """By a linear classifier; each half of the held-out images chooses the ridge for the other."""
@@ -94,16 +94,16 @@ def compare_with_start(request: SweepRequest, name: str, start: str) -> Result:
         return measure(row, int(seed), partial(linear, str(folder)), read_record(folder).seconds or 0.0)
 
     labels = {row: {"row": row} for row in rows}
-    results += collect_results(sweep, runs, labels, ("linear", "seconds", "learned"), measure_run)
+    results += collect_results(sweep, runs, labels, ("accuracy", "seconds", "learned"), measure_run)
     names, count = [FROZEN, FINE_TUNED, *rows], len(test)
     shares = {row: torch.stack([answer.double() for answer in found]).mean(0) for row, found in answers.items()}
     as_lists = {row: share.tolist() for row, share in shares.items()}
-    compared = compare_rows(results, names, "linear", "first", count, as_lists)
-    summary = [summarize(results, {"row": name}, ("linear", "seconds")) for name in names]
+    compared = compare_rows(results, names, "accuracy", "first", count, as_lists)
+    summary = [summarize(results, {"row": name}, ("accuracy", "seconds")) for name in names]
     for entry in summary:
         if entry["row"] in shares:
             _, low, high = wilson_interval(100 * float(shares[entry["row"]].mean()), count)
-            entry |= {"linear_half_interval": (high - low) / 2, "seconds_half_interval": math.nan}
+            entry |= {"accuracy_half_interval": (high - low) / 2, "seconds_half_interval": math.nan}
     result = describe(data, sweep.seeds, [from_start.train.epochs], results, summary, compared, started)
     result |= {"start": start, "images": count, "chance": chance}
     write_comparison(result, comparison_table(result, {"row": "row"}), list(runs.trained), request.out)
