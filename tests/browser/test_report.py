@@ -92,9 +92,7 @@ def test_html_in_a_class_name_does_no_harm(record, show, browser: Browser):
     show({"run": record}, {"run": open_samples(record)})
     assert browser.driver.title == "Report: run"
     assert NASTY in [cell.text for cell in browser.find_all(".histogram td.word")]
-    pictures = browser.find_all("img")
-    assert len(pictures) == 20
-    assert all(browser.run("return arguments[0].naturalWidth", picture) > 0 for picture in pictures)
+    assert not browser.find_all("img")
 
 
 @pytest.mark.parametrize("width", [1200, 400])

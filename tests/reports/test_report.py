@@ -211,10 +211,7 @@ def test_the_histogram_is_that_of_the_training_images(tmp_path):
     samples = open_samples(record)
     assert not samples.problems
     assert list(samples.counts) == [("cat", 16), ("dog", 8)]  # a fifth is held out
-    assert [len(tiles) for _, tiles in samples.views] == [5] * 4
-    assert {name for name, _ in samples.views} == {"cat", "dog"}
     assert samples.answers is None  # it was not evaluated
-    assert "image/webp" in report_page({"run": record}, {"run": samples})
 
 
 def test_the_confusion_matrix_counts_held_out_images(tmp_path, monkeypatch):

@@ -176,15 +176,14 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
     return f'<table class="histogram"><tbody>{lines}</tbody></table>' if lines else ""
 
 
-def pictures(tiles: Iterable[tuple[Image.Image, str]], columns: int = 0) -> str:
-    """Pictures with a text below each, in `columns` of equal width."""
+def pictures(tiles: Iterable[tuple[Image.Image, str]]) -> str:
+    """Pictures with a text below each."""
     cells = "".join(
         f'<figure><img alt="{html.escape(text)}" src="data:image/webp;base64,{_base64(_to_webp(tile))}">'
         f"<figcaption>{wrappable(text)}</figcaption></figure>"
         for tile, text in tiles
     )
-    style = f' style="--columns: {columns}"' if columns else ""
-    return f'<div class="pictures{" views" if columns else ""}"{style}>{cells}</div>' if cells else ""
+    return f'<div class="pictures">{cells}</div>' if cells else ""
 
 
 def beside(*blocks: str) -> str:

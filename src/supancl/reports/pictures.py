@@ -285,25 +285,6 @@ def pick_by_class(labels: Tensor, count: int) -> Tensor:
     return selected[labels[selected].argsort(stable=True)]
 
 
-def render_views(split: Split, recipe: Recipe, positions: Tensor, views: int) -> list[list[Image.Image]]:
-    """For each position the image, then views of it by this recipe in true colours; vectors have none."""
-    if not isinstance(recipe.views, Crops):
-        return []
-    generator = torch.Generator().manual_seed(derive_seed(recipe.train.seed, 2))
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (recipe.encoder.mean, recipe.encoder.std))
-    rows = []
-    for position in positions:
-        batch = split.batch(position[None])
-        rendered: list[Tensor] = []
-        while len(rendered) < views:
-            made = recipe.views(batch, recipe.encoder.mean, recipe.encoder.std, generator)
-            rendered += list((made if isinstance(made, Tensor) else made[0])[:, 0])
-        pixels = [((view.float().cpu() * std + mean).clamp(0, 1) * 255).round() for view in rendered[:views]]
-        images = [batch.image(0), *(one.to(torch.uint8) for one in pixels)]
-        rows.append([thumbnail(to_image(image), TILE, True) for image in images])
-    return rows
-
-
 def draw_image_sheet(split: Split, classes: Sequence[str], path: Path, count: int = 48, columns: int = 8) -> None:
     """Draw images of as many classes as fit, each with its class below it."""
     positions = pick_by_class(split.labels, count)
@@ -313,9 +294,18 @@ def draw_image_sheet(split: Split, classes: Sequence[str], path: Path, count: in
 
 def draw_view_sheet(split: Split, recipe: Recipe, path: Path, count: int = 8, views: int = 6) -> None:
     """Draw a row per image: the image, then views of it by this recipe, with the normalisation undone."""
-    rows = render_views(split, recipe, pick_by_class(split.labels, count), views)
-    captions = ["image", *(f"view {number % 2 + 1}" for number in range(views))] * len(rows)
-    draw_sheet([tile for row in rows for tile in row], captions, views + 1, path)
+    assert isinstance(recipe.views, Crops)
+    generator, tiles = torch.Generator().manual_seed(derive_seed(recipe.train.seed, 2)), list[Image.Image]()
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (recipe.encoder.mean, recipe.encoder.std))
+    for position in pick_by_class(split.labels, count):
+        batch, rendered = split.batch(position[None]), list[Tensor]()
+        while len(rendered) < views:
+            made = recipe.views(batch, recipe.encoder.mean, recipe.encoder.std, generator)
+            rendered += list((made if isinstance(made, Tensor) else made[0])[:, 0])
+        pixels = [((view.float().cpu() * std + mean).clamp(0, 1) * 255).round() for view in rendered[:views]]
+        tiles += [to_image(image) for image in (batch.image(0), *(one.to(torch.uint8) for one in pixels))]
+    captions = ["image", *(f"view {number % 2 + 1}" for number in range(views))] * (len(tiles) // (views + 1))
+    draw_sheet(tiles, captions, views + 1, path)
 
 
 def draw_detection_sheet(scenes: Scenes, detections: Sequence[Detections], path: Path) -> None:

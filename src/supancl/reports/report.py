@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.data.labels import label_texts
 from supancl.data.opening import peek_data
 from supancl.errors import SupanclError
 from supancl.evaluation.results import data_name, figure_of, source_of
@@ -196,18 +195,15 @@ class Answers(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """Training images by class, largest first, rows of an image with its views, answers, and what was not shown."""
+    """Training images by class, largest first, answers, and what was not shown."""
 
     counts: Sequence[tuple[str, int]] = ()
-    views: Sequence[tuple[str, Sequence[Image]]] = ()
     answers: Answers | None = None
     problems: Sequence[str] = ()
 
 
 def open_samples(record: RunRecord) -> Samples:
     """Those of a run whose data can still be opened. Answers need an evaluation, which has computed the features."""
-    from supancl.reports.pictures import UNLABELLED, pick_by_class, render_views
-
     samples, recipe = Samples(), record.recipe
     try:
         if recipe is None:
@@ -216,14 +212,10 @@ def open_samples(record: RunRecord) -> Samples:
         if data.train.is_streamed:
             raise ValueError("they are streamed from shards")
         counts = data.train.all_labels.counts(len(data.classes)).tolist()
-        named = [*zip(data.classes, counts, strict=True), (UNLABELLED, len(data.train) - data.train.num_labelled)]
+        named = [*zip(data.classes, counts, strict=True), ("(unlabelled)", len(data.train) - data.train.num_labelled)]
         samples = Samples(sorted((item for item in named if item[1]), key=lambda item: -item[1]))
         if record.about("data").get("fingerprint") not in (None, data.summary.get("fingerprint")):
             raise ValueError("the files or labels have changed since the run")
-        positions = pick_by_class(data.train.labels, 4)
-        texts = label_texts(data.train.all_labels, positions, data.classes, UNLABELLED)
-        views = zip(texts, render_views(data.train, recipe, positions, 4), strict=False)
-        samples = replace(samples, views=list(views))
         if own_evaluations(record) and data.train.all_labels.has_one_each and data.classes == tuple(record.classes):
             samples = replace(samples, answers=find_answers(record.folder))
     except (SupanclError, OSError, ValueError, RuntimeError, ImportError) as error:
@@ -312,7 +304,7 @@ def _matrix(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
 
 
 def _data(name: str, record: RunRecord, samples: Samples | None) -> str:
-    """The source of a run with its counts, its classes and some views."""
+    """The source of a run with its counts and its classes."""
     about = record.about("data")
     keys = ("train", "labelled", "held_out", "classes", "skipped")
     counts = ", ".join(f"{key.replace('_', ' ')}: {about[key]:,}" for key in keys if is_number(about.get(key)))
@@ -322,15 +314,7 @@ def _data(name: str, record: RunRecord, samples: Samples | None) -> str:
         return text
     text += "".join(f'<p class="small">{html.escape(line)}</p>' for line in samples.problems)
     rows = [(name, float(count), f"{count:,}") for name, count in _both_ends(samples.counts)]
-    tiles = [
-        (tile, name if number == 0 else f"view {(number - 1) % 2 + 1}")
-        for name, row in samples.views
-        for number, tile in enumerate(row)
-    ]
-    return text + beside(
-        f"<h3>Training images by class: {len(samples.counts)}</h3>{bars(rows)}" if rows else "",
-        f"<h3>As the network sees them</h3>{pictures(tiles, len(samples.views[0][1]))}" if tiles else "",
-    )
+    return text + (f"<h3>Training images by class: {len(samples.counts)}</h3>{bars(rows)}" if rows else "")
 
 
 def _settings(records: Records) -> list[Section]:

@@ -102,18 +102,20 @@ Rows = dict[str, Recipe]
 Labels = dict[str, dict[str, Any]]  # row -> fields that name it in results, such as {"loss.alpha": 0.5}
 
 
-def recipe_rows(names: Sequence[str], recipes: Sequence[Recipe]) -> tuple[Rows, Labels]:
-    """A row per recipe; of two with one name, which come from files, the file or its folder is part of the name."""
-    rows: Rows = {}
-    for given, made in zip(names, recipes, strict=True):
-        path = Path(given)
-        origin = path.resolve().parent.name if path.name == "recipe.json" else path.stem
-        is_unique = sum(other.name == made.name for other in recipes) == 1
-        name = safe_name(made.name if is_unique else f"{made.name}-{origin}")
-        if name in rows:
-            raise BadInput(f"{given} is named twice; name each recipe once")
-        rows[name] = made
+def recipe_rows(recipes: Iterable[Recipe]) -> tuple[Rows, Labels]:
+    """A row per recipe; two of one name, which come from files, have a plus."""
+    rows = Rows()
+    for made in recipes:
+        _add_row(rows, made.name, made)
     return rows, {name: {"row": name} for name in rows}
+
+
+def _add_row(rows: Rows, name: str, made: Recipe) -> str:
+    name = safe_name(name)
+    while rows.get(name, made) != made:  # two that look the same in the name of a folder
+        name += "+"
+    rows[name] = made
+    return name
 
 
 def grid_rows(base: Recipe, grid: Mapping[str, Sequence[Any]]) -> tuple[Rows, Labels]:
@@ -123,10 +125,7 @@ def grid_rows(base: Recipe, grid: Mapping[str, Sequence[Any]]) -> tuple[Rows, La
         changed = base.with_set(dict(zip(grid, values, strict=True)), because="compare")
         fields = {field: flattened(changed)[field] for field in grid}
         words = (f"{short[field]}-{_plain_text(value)}" for field, value in fields.items())
-        name = safe_name("-".join(words))
-        while rows.get(name, changed) != changed:  # two values that look the same in the name of a folder
-            name += "+"
-        rows[name] = changed
+        name = _add_row(rows, "-".join(words), changed)
         labels[name] = {"row": name, **fields}
     return rows, labels
 

@@ -115,7 +115,7 @@ def compare(
     if grid:
         (rows, labels), heads = grid_rows(request.recipe(names[0]), grid), short_names(grid)
     else:
-        (rows, labels), heads = recipe_rows(names, [request.recipe(name) for name in names]), {"row": "recipe"}
+        (rows, labels), heads = recipe_rows(map(request.recipe, names)), {"row": "recipe"}
     sweep, count = request.sweep(), len(rows)
     say(f"rows: {count}, seeds: {request.seeds}, {count * request.seeds} runs in {request.out}")
     result, runs = train_and_compare(rows, labels, sweep, "best" if grid else "first", leave_out, shots)

@@ -152,7 +152,7 @@ def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool
     out
         the page (default: report.html in the run folder; of several runs, in this folder)
     no_data
-        leave the data closed: no class histogram and no sample images
+        leave the data closed: no class histogram and no predictions
 
     Returns
     -------
@@ -203,7 +203,7 @@ def open_images(records: Mapping[str, RunRecord]) -> dict[str, Samples]:
     for name, record in track(records.items(), "images of runs"):
         images[name], fingerprint = open_samples(record), str(record.about("data").get("fingerprint", name))
         if fingerprint in seen:
-            images[name] = replace(images[name], counts=(), views=())
+            images[name] = replace(images[name], counts=())
         seen.add(fingerprint)
     return images
 
