@@ -12,20 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median, variance
+from statistics import fmean, median
 from typing import Any, NamedTuple
+
+from scipy import stats
 
 from supancl.errors import BadInput
 from supancl.evaluation.suite import rank_encoders
-from supancl.stats import (
-    NORMAL_QUANTILE,
-    Interval,
-    PooledDeviation,
-    difference_interval,
-    pooled_deviation,
-    seed_stats,
-    t_quantile,
-)
+from supancl.stats import PooledDeviation, difference_interval, pooled_deviation, seed_stats, t_quantile
 
 RESULTS = Path(__file__).parents[1] / "results"
 DECIMALS = 5  # pages have fewer
@@ -160,24 +154,10 @@ class Gap(NamedTuple):
         return "helps" if self.low > 0 else "hurts" if self.high < 0 else "no clear difference"
 
 
-def accuracy_half_width(images: int, *percents: float) -> float:
-    """Half the 95% interval of an accuracy in percent on this many test images, or of a difference of two.
-
-    >>> round(accuracy_half_width(10_000, 60.0, 1.0), 2)
-    0.98
-    """
-    return NORMAL_QUANTILE * math.sqrt(sum(percent * (100 - percent) for percent in percents) / images)
-
-
-def welch_interval(ours: Sequence[float], theirs: Sequence[float], picked_of: int = 1) -> Interval:
+def welch_interval(ours: Sequence[float], theirs: Sequence[float], picked_of: int = 1) -> Gap:
     """ours - theirs with a standard deviation for each side; each needs two values."""
-    variances = [variance(values) / len(values) for values in (ours, theirs)]
-    freedom = sum(variances) ** 2 / sum(
-        each**2 / (len(values) - 1) for each, values in zip(variances, (ours, theirs), strict=True)
-    )
-    mean = fmean(ours) - fmean(theirs)
-    half = t_quantile(freedom, picked_of) * math.sqrt(sum(variances))
-    return Interval(mean, mean - half, mean + half)
+    found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(1 - 0.05 / picked_of)
+    return Gap(fmean(ours) - fmean(theirs), float(found.low), float(found.high))
 
 
 def gap(ours: Sequence[float], theirs: Sequence[float], others: PooledDeviation | None, picked_of: int = 1) -> Gap:
@@ -319,7 +299,10 @@ def of_cifar100(rows: dict[str, Row], lone: Mapping[str, Row]) -> Iterator[Numbe
         (ours,), (theirs,) = row.values("knn"), without.values("knn")
         found, n = gap([ours], [theirs], spread("knn")), ""
         if row.has_collapsed or without.has_collapsed:  # other runs' seeds say nothing of it
-            half, n = accuracy_half_width(TEST_IMAGES, ours, theirs), f"{TEST_IMAGES} images"
+            half, n = (
+                stats.norm.ppf(0.975) * math.sqrt((ours * (100 - ours) + theirs * (100 - theirs)) / TEST_IMAGES),
+                f"{TEST_IMAGES} images",
+            )
             found = Gap(ours - theirs, ours - theirs - half, ours - theirs + half)
         yield one(f"{name} - {without.name}", "knn", found[:3], row.results, without.results, n=n)
     for measure in ACCURACIES:
@@ -362,10 +345,10 @@ def assumptions(every: Sequence[Difference], lenders: Sequence[Row]) -> dict[str
         "clear": sum(each.gap.verdict != "no clear difference" for each in every),
         "borrowed": len(every) - len(several),
         "bold": len(bold),
-        "bold by Welch": sum(welch_interval(each.ours, each.theirs, len(every)).excludes_zero for each in bold),
-        "changed by Welch": sum(
-            Gap(*welch_interval(each.ours, each.theirs)).verdict != each.gap.verdict for each in several
+        "bold by Welch": sum(
+            welch_interval(each.ours, each.theirs, len(every)).verdict != "no clear difference" for each in bold
         ),
+        "changed by Welch": sum(welch_interval(each.ours, each.theirs).verdict != each.gap.verdict for each in several),
         "changed without a lender": sum(each.gap.borrowed and without_one(each) for each in every),
         "changed without alphas": sum(changed(each, methods) for each in every),
         "deviations of lenders, least ratio": min(ratios),
