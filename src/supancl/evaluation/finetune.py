@@ -34,13 +34,14 @@ from supancl.runs.encoder_file import CLASSIFIER_FILE, ClassifierFile, save_clas
 FINETUNED = "finetuned"  # the folder inside a run where `predict --with finetuned` looks
 
 
-def check_fine_tuning(evaluated: EvaluatedEncoder, settings: FineTune) -> None:
+def check_fine_tuning(evaluated: EvaluatedEncoder, source: str | None, settings: FineTune) -> None:
     """Refuse what cannot be fine-tuned or written before the data are read, which may take an hour."""
     if evaluated.options.layer != "pooled" or evaluated.options.normalize:
         raise BadInput("fine-tuning trains the whole encoder and a classifier on its output; no layer and normalize")
     if evaluated.encoder.spec.name == "linear":
         raise BadInput(f"{evaluated.location}: fine-tuning crops images, and this encoder takes vectors")
     if settings.out is not None:
+        check_out_folder(resolve_source(evaluated, source), Path(settings.out))
         Output(Path(settings.out)).check()
 
 
@@ -51,7 +52,6 @@ def fine_tune(parts: Parts, settings: FineTune) -> tuple[Measured, dict[str, Any
     best_lr, accuracy_by_lr = choose_lr(evaluated, train, classes, settings)
     model = train_classifier(evaluated, train, classes, best_lr, settings)
     if settings.out is not None:
-        check_out_folder(resolve_source(evaluated, data.source), Path(settings.out))
         is_other = data.source is not None and not is_run_source(evaluated, data.source)
         with Output(Path(settings.out)).folder() as folder:
             save(model, data.classes, folder, absolute_source(str(data.source)) if is_other else "", train)

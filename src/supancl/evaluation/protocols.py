@@ -55,7 +55,7 @@ def evaluate(
     if settings.needs_data and source is None:
         raise BadInput(f"{settings.name} is measured on other data than the run's; name data")
     if isinstance(settings, FineTune):
-        check_fine_tuning(evaluated, settings)
+        check_fine_tuning(evaluated, source, settings)
     answer = ANSWERS[type(settings)]
     every_label = Parts(evaluated, open_data(evaluated, source, settings))
     parts = every_label.at(find_leaves(every_label.data.data)) if every_label.data.levels else every_label
