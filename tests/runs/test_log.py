@@ -12,11 +12,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 from supancl import pretrain
+from supancl.reporter import report_to
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import MetricsLog
-from tests.files import mentions
+from tests.files import assert_mentions
 from tests.test_resume import Crash, CrashAt
-from tests.tiny import tiny_data, tiny_recipe
+from tests.tiny import Notes, tiny_data, tiny_recipe
 
 
 def row_of(step: int) -> bytes:
@@ -33,8 +34,9 @@ def row_of(step: int) -> bytes:
 def test_a_line_that_is_no_row_is_dropped_with_a_warning_and_the_others_stay(tmp_path: Path, line: bytes) -> None:
     folder = RunFolder(tmp_path)
     folder.metrics_file.write_bytes(row_of(1) + b"\n" + line + b"\n" + row_of(2) + b"\n" + line)
-    with pytest.warns(UserWarning, match=mentions("metrics.jsonl", "left out")):
+    with report_to(notes := Notes()):
         folder.keep_metrics_until(5)
+    assert_mentions(notes.warnings[0], "metrics.jsonl", "left out")
     assert [row["step"] for row in folder.metrics()] == [1, 2]
     assert folder.metrics_file.read_bytes() == row_of(1) + b"\n" + row_of(2) + b"\n"
 

@@ -305,14 +305,14 @@ def load_features(path: Path) -> FeatureFile:
         values.ndim == 2 and labels.shape == values.shape[:1] and bool((labels < len(classes)).all())
         for values, labels in (rows[:2], rows[2:])
     )
-    if not fits or len(pairs) not in (0, 2) or any(map(_has_other_rows, pairs, rows[1::2])):
+    if (
+        not fits
+        or len(pairs) not in (0, 2)
+        or any(len(own) != len(labels) for own, labels in zip(pairs, rows[1::2], strict=False))
+    ):
         raise BadInput(f"{path}: its features, labels and {len(classes)} classes do not fit; remove it")
     first, second = (rows[0], rows[1]), (rows[2], rows[3])
     return FeatureFile(first, second, classes, metadata.get("made_from", ""), (pairs[0], pairs[1]) if pairs else None)
-
-
-def _has_other_rows(pairs: Tensor, labels: Tensor) -> bool:
-    return pairs.ndim != 3 or len(pairs) != len(labels)
 
 
 def _load(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...], dict[str, str]]:

@@ -164,9 +164,11 @@ def continued_recipe(folder: RunFolder, recipe: Recipe | None) -> Recipe:
     requested = with_short_side(resolve_warmup(recipe, images if isinstance(images, int) else None))
     old, new = flattened(replace(saved, sources={})), flattened(replace(requested, sources={}))
     may_change = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), *open_settings(recipe)}
+    automatic = fields_marked(TrainSpec(), AUTOMATIC, "train")
     may_change |= {"data.source", "data.joined"}  # they may have moved: their content is compared when they are read
     for key, value in {"train.epochs": new["train.epochs"], **new}.items():  # first: a warm-up may follow from it
-        if key not in may_change and not is_same_or_automatic(key, value, old.get(key)):
+        is_open = key in automatic and value == automatic[key]
+        if key not in may_change and not is_open and value != old.get(key):
             raise BadInput(
                 f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; a run keeps its own "
                 f"settings: to train longer, extend the finished run {folder.path}; for others, start another run with "
@@ -179,12 +181,6 @@ def continued_recipe(folder: RunFolder, recipe: Recipe | None) -> Recipe:
         changed["data.source"], *joined = map(absolute_source, recipe.data.all_sources)
         changed["data.joined"] = tuple(joined)
     return saved.with_set(changed, because="changed on resume") if changed else saved
-
-
-def is_same_or_automatic(key: str, requested: Any, saved: Any) -> bool:
-    """Whether a requested setting is the saved one of a run, or left to be chosen automatically."""
-    automatic = fields_marked(TrainSpec(), AUTOMATIC, "train")
-    return bool(requested == saved) or (key in automatic and requested == automatic[key])
 
 
 def changed_settings(recipe: Recipe, saved: Recipe) -> dict[str, Any]:
