@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -307,16 +306,11 @@ def print_facts(facts: dict[str, Any]) -> None:
     rows = [[name, *(f"{counts[key]:,}" for key in columns)] for name, counts in splits.items()]
     show(plain_table(facts["source"], ["split", *columns], rows))
     lines = sorted(facts["histogram"].items(), key=lambda item: -sum(item[1].values()))
-    totals = [sum(counts.values()) for _, counts in lines]
-    block, most = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#", max(totals, default=0) or 1
-    rows = [
-        [name, *(f"{counts[split]:,}" for split in splits), block * math.ceil(24 * total / most)]
-        for (name, counts), total in zip(lines, totals, strict=True)
-    ]
+    rows = [[name, *(f"{counts[split]:,}" for split in splits)] for name, counts in lines]
     if len(rows) > 2 * MAX_CLASSES:
-        left_out = [f"... {len(rows) - 2 * MAX_CLASSES} more", *["" for _ in splits], ""]
+        left_out = [f"... {len(rows) - 2 * MAX_CLASSES} more", *["" for _ in splits]]
         rows = [*rows[:MAX_CLASSES], left_out, *rows[-MAX_CLASSES:]]
-    show(plain_table("images by class", ["class", *splits, ""], rows))
+    show(plain_table("images by class", ["class", *splits], rows))
     for side, (low, middle, high) in facts["sizes"].items():
         say(f"{side}: {low} to {high} px, median {middle}")
     for remark in facts["remarks"]:
