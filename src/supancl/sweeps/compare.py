@@ -389,6 +389,8 @@ def find_verdict(
         return "bad", "nothing was learned yet: no run is clearly better than random weights or chance; train longer"
     if reference is None:
         return "bad", "nothing is recommended: every row has a failed run"
+    if differences and not any(math.isfinite(gap["low"]) for gap in differences):
+        return "unclear", "one seed shows no difference: give seeds 3 or more"
     if against == "best":
         unclear = ", ".join(gap["row"] for gap in differences if gap["verdict"] != "worse")
         if not rows["worse"]:
