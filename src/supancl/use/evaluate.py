@@ -189,7 +189,7 @@ def describe(result: Mapping[str, Any]) -> list[str]:
     if protocol == "variance":
         measured = {name: value for name, value in result["spread"].items() if value is not None}
         widest = sorted(measured.items(), key=lambda item: -item[1])[:5]
-        return [f"widest classes: {', '.join(f'{name} {value:.3f}' for name, value in widest)}"]
+        return [f"widest classes: {', '.join(f'{name} {value:.3f}' for name, value in widest) or 'not measurable'}"]
     if protocol == "knn":
         about = f"references: {result['references']}, classes: {classes}"
         lines = [f"k-NN (k = {result['k']}): {of_images(result)}, {about}"]
