@@ -255,12 +255,12 @@ def make_table(
 ) -> dict[str, Any]:
     """Train and evaluate what is missing, then fill the table; the same command again continues."""
     require_single_process("a table")
-    from supancl.paper.make import Request, complete, make_plan
+    from supancl.paper.make import complete, make_plan
     from supancl.paper.pivot import to_show, write
     from supancl.sweeps.runner import RunsFailed
 
     out, sweep = request.out, request.sweep()
-    plan = make_plan(layout, Request(request.recipe, request.given, **details), sweep)
+    plan = make_plan(layout, request, sweep, **details)
     states = {name: plan.state(name) for name in plan.runs}
     rows = [[name, recipe.name, states[name]] for name, recipe in plan.runs.items()]
     show(plain_table(f"Table {layout.name}, runs: {len(rows)}", ["run", "recipe", "state"], rows))

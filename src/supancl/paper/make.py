@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from supancl.data.sources.benchmarks import find_benchmarks
 from supancl.errors import BadInput
@@ -22,7 +21,7 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import read_end
-from supancl.sweeps import check_overrides
+from supancl.sweeps import SweepRequest, check_overrides
 from supancl.sweeps.runner import (
     Failure,
     Measurement,
@@ -40,18 +39,6 @@ from supancl.sweeps.runner import (
 PAPERS_FAMILY = {"8": ("cifar100",), "G.1": ("vit",), "H.1": ("cifar10", "cifar100")}  # imagenet100 for the others
 STUDY_OF = {"1": "alpha", "3": "alpha", "F.1": "alpha", "7": "pool", "F.2": "positives", "8": "collapse"}
 TO_TRAIN, DONE, FAILED = "to train", "done", "failed"
-
-
-@dataclass(frozen=True)
-class Request:
-    """Which rows of a table to train, and from which recipes and data."""
-
-    build: Callable[[str], Recipe]  # name -> the recipe with all overrides
-    overrides: Mapping[str, Any]  # the overrides
-    rows: str | None = None  # comma-separated names; None: all
-    family: str | None = None
-    recipe: str | None = None
-    benchmarks: str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,19 +84,27 @@ class Plan:
 # --- rows as recipes --------------------------------------------------------------------------------------------------
 
 
-def make_plan(layout: Layout, request: Request, sweep: Sweep) -> Plan:
+def make_plan(
+    layout: Layout,
+    request: SweepRequest,
+    sweep: Sweep,
+    *,
+    rows: str | None,
+    benchmarks: str | None,
+    **recipes: str | None,
+) -> Plan:
     """Plan the table's rows, or those of --rows, with every seed, in the folder of the sweep."""
-    check_overrides(request.overrides, {"train.seed": "seeds"})
-    root = Path(request.benchmarks) if request.benchmarks else None
+    check_overrides(request.given, {"train.seed": "seeds"})
+    root = Path(benchmarks) if benchmarks else None
     if root is not None and not root.is_dir():
         raise BadInput(f"benchmarks {root}: no such folder; give the folder that holds the data sets")
-    rows, without_recipe = table_rows(layout, request)
-    rows = {name: hold_out_for_ridge(layout, row) for name, row in select_rows(rows, request.rows, "table").items()}
-    for row in rows.values():
+    found, without_recipe = table_rows(layout, request, root, **recipes)
+    chosen = {name: hold_out_for_ridge(layout, row) for name, row in select_rows(found, rows, "table").items()}
+    for row in chosen.values():
         if not row.data.source:
             raise BadInput(f"Table {layout.name} trains {row.name}; give its training data with data")
         check_monitored(row)
-    runs = sweep.with_seeds(rows, f"Table {layout.name}")
+    runs = sweep.with_seeds(chosen, f"Table {layout.name}")
     sweep.check_folder(next(iter(runs.values())))
     for name, recipe in runs.items():
         check_same_recipe(resolve_warmup(recipe), RunFolder(sweep.out / name))
@@ -127,31 +122,33 @@ def hold_out_for_ridge(layout: Layout, row: Recipe) -> Recipe:
     return row.with_set({"data.holdout": 0.1}, because=f"Table {layout.name}: images that choose the probe's ridge")
 
 
-def table_rows(layout: Layout, request: Request) -> tuple[Rows, list[str]]:
+def table_rows(
+    layout: Layout, request: SweepRequest, benchmarks: Path | None, family: str | None, recipe: str | None
+) -> tuple[Rows, list[str]]:
     """The table's rows as recipes, and the names of the recipes that do not exist."""
     if layout.name == "2":
         raise BadInput("Table 2 needs a toy study: supancl paper toy --out DIR, then supancl paper table 2 DIR")
-    families = (request.family,) if request.family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
+    families = (family,) if family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
     if layout.name in STUDY_OF:
-        base = request.build(request.recipe or f"{families[0]}.supsiam")
+        base = request.recipe(recipe or f"{families[0]}.supsiam")
         study = STUDIES[STUDY_OF[layout.name]]
-        check_overrides(request.overrides, study.varies)
+        check_overrides(request.given, study.varies)
         study.check(base)
         # Table 7 has no row without a pool
         return {name: row for name, row in study.rows(base).items() if name != "none"}, []
-    if request.recipe:
-        raise BadInput(f"recipe {request.recipe}: Table {layout.name} has one row per method; give family or rows")
+    if recipe:
+        raise BadInput(f"recipe {recipe}: Table {layout.name} has one row per method; give family or rows")
     if layout.name == "F.3":
-        check_overrides(request.overrides, STUDIES["memory"].varies)
+        check_overrides(request.given, STUDIES["memory"].varies)
         names = {method: f"{families[0]}.{method}" for method in ("supcon", "supsiam")}
     elif layout.by_method:
-        if "data.source" in request.overrides and len(families) > 1:
+        if "data.source" in request.given and len(families) > 1:
             raise BadInput("Table H.1 needs two data sets; give benchmarks ROOT, or family cifar10 data SOURCE")
         names = {f"{family}-{name}": f"{family}.{name}" for family in families for name in layout.paper.columns}
     else:
         names = {method: f"{families[0]}.{method}" for method in next(iter(layout.paper.rows.values()))}
     without_recipe = [name for name in names.values() if name not in RECIPES]
-    rows = {row: request.build(name) for row, name in names.items() if name in RECIPES}
+    rows = {row: request.recipe(name) for row, name in names.items() if name in RECIPES}
     if not rows:
         raise BadInput(f"there is no recipe {' and no '.join(without_recipe)}; choose another family")
     if layout.name == "F.3":  # SupCon without and with a memory bank, and SupSiam, each at both batch sizes
@@ -160,8 +157,8 @@ def table_rows(layout: Layout, request: Request) -> tuple[Rows, list[str]]:
             method: STUDIES["memory" if method == "supcon" else "batch"].rows(row) for method, row in rows.items()
         }
         rows = {f"{method}-{name}": row for method, all_rows in varied.items() for name, row in all_rows.items()}
-    if layout.by_method and request.benchmarks:
-        sources = {name: f"{row.name.split('.')[0]}@{request.benchmarks}" for name, row in rows.items()}
+    if layout.by_method and benchmarks:
+        sources = {name: f"{row.name.split('.')[0]}@{benchmarks}" for name, row in rows.items()}
         rows = {
             name: row if row.data.source else row.with_set({"data.source": sources[name]}, because="Table H.1")
             for name, row in rows.items()
