@@ -34,8 +34,8 @@ def photos(folder: Path, count: int = 12, uniform: bool = False, first: int = 0)
 
 def assert_pixels(images: PackedImages, files: list[Path], short_side: int | None = None) -> None:
     assert len(images) == len(files)
-    for i, file in enumerate(files):
-        assert torch.equal(images.image(i), decode(file, images.channels, short_side)), file
+    for image, file in zip(images.images(torch.arange(len(files))), files, strict=True):
+        assert torch.equal(image, decode(file, images.channels, short_side)), file
 
 
 @pytest.fixture

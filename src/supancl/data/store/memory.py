@@ -173,22 +173,23 @@ class PackedImages(ImageStore):
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def image(self, index: int) -> Tensor:
-        """One image (C, H, W), not copied."""
-        (buffer, start), (height, width) = self.locations[index].tolist(), self.sizes[index].tolist()
-        pixels: Tensor = self.buffers[buffer][start : start + self.channels * height * width]
-        return pixels.view(self.channels, height, width)
+    def images(self, rows: Tensor) -> list[Tensor]:
+        """The images (C, H, W) at these rows, not copied."""
+        channels, rows = self.channels, rows.cpu()
+        places = zip(self.locations[rows].tolist(), self.host_sizes[rows].tolist(), strict=True)
+        return [
+            self.buffers[buffer][start : start + channels * height * width].view(channels, height, width)
+            for (buffer, start), (height, width) in places
+        ]
 
     def batch(self, indices: Tensor) -> Batch:
-        if self.device.type == "cpu":
-            return pad_images([self.image(i) for i in indices.tolist()])
-        return self._gather(indices)
+        return pad_images(self.images(indices)) if self.device.type == "cpu" else self._gather(indices)
 
     def batch_on_canvas(self, indices: Tensor) -> Batch:
         """The batch on the canvas that fits every image; pixels outside an image are undefined."""
         if not self.has_shared_canvas:
             return self.batch(indices)
-        batch = pad_images([self.image(index) for index in indices.tolist()], self.canvas)
+        batch = pad_images(self.images(indices), self.canvas)
         return Batch(batch.pixels) if self.uniform else batch
 
     def _gather(self, indices: Tensor) -> Batch:
@@ -223,7 +224,7 @@ class PackedImages(ImageStore):
         if self.checksums is not None:
             known: np.ndarray = self.checksums[rows.numpy()]
             return known
-        return np.array([image_checksum(self.image(row).cpu()) for row in rows.tolist()], np.uint32)
+        return np.array([image_checksum(image.cpu()) for image in self.images(rows)], np.uint32)
 
     def place_on(self, device: torch.device) -> ImageStore:
         return self.to(device) if device.type == "cuda" and fits_on(device, self.nbytes) else self
@@ -234,7 +235,7 @@ class PackedImages(ImageStore):
         buffer = torch.zeros(self.nbytes + self.canvas[1], dtype=torch.uint8, device=device)
         locations = _locations(self.host_sizes, self.channels)
         for rows in torch.arange(len(self)).split(512):
-            chunk = torch.cat([self.image(row).reshape(-1) for row in rows.tolist()])
+            chunk = torch.cat([image.reshape(-1) for image in self.images(rows)])
             start = int(locations[rows[0], 1])
             buffer[start : start + len(chunk)] = chunk.to(device)
             report_progress("moving images to the GPU", int(rows[-1]) + 1, len(self))
