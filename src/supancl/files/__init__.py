@@ -38,23 +38,18 @@ NOT_REGULAR = "it is a FIFO, a device or a socket, not a regular file"
 PROCESS_TOKEN = secrets.token_hex(4)  # process numbers are not unique across machines and containers
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def check_regular(path: Path | str) -> os.stat_result:
     """The status of a regular file, also behind a link. Anything else raises OSError: opening a FIFO would hang."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         is_folder = stat.S_ISDIR(status.st_mode)
-        code, why = (errno.EISDIR, os.strerror(errno.EISDIR)) if is_folder else (errno.EINVAL, NOT_REGULAR)
-        raise OSError(code, why, str(path))
+        raise OSError(*((errno.EISDIR, "Is a directory") if is_folder else (errno.EINVAL, NOT_REGULAR)), str(path))
     return status
 
 
 def open_regular(path: Path | str) -> io.BufferedReader:
     """Open a regular file for reading, also behind a link; never waits for a FIFO or device, but raises OSError."""
     check_regular(path)
-    # without waiting, and looked at again: the file may have been replaced in between
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -74,8 +69,7 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict", limit
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing, damaged or holds something else."""
     with contextlib.suppress(OSError, ValueError):
-        content = parse_json(read_text(path))
-        return content if isinstance(content, dict) else {}
+        return content if isinstance(content := parse_json(read_text(path)), dict) else {}
     return {}
 
 
@@ -117,12 +111,8 @@ def reason(error: Exception) -> str:
             return cause.strerror
         cause = cause.__context__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # a compiler's first line names the backend
     message = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
     return message.partition(". ")[0].rstrip(".") or type(error).__name__
-
-
-# --- writing inside a run folder or a cache ---------------------------------------------------------------------------
 
 
 def check_no_link(path: Path) -> None:
@@ -152,8 +142,7 @@ def open_to_append(path: Path) -> IO[str]:
 def hold_lock(lock: Path, waiting: Callable[[str], None], every: float = 0.2) -> Iterator[None]:
     """Hold a lock file, waiting until it is free. The lock ends with the process, so a killed one never blocks.
 
-    `waiting` is called once with the owner's process number if the lock is taken. The folder is made if it is missing,
-    also after another process has removed it. A file system without locks raises OSError instead of waiting forever.
+    `waiting` is called once with the owner's process number if the lock is taken. The folder is made if it is missing.
     """
     held, has_reported = FileLock(lock, fallback_to_soft=False), False
     while not held.is_locked:
@@ -185,9 +174,6 @@ def is_locked(lock: Path) -> bool:
     return False
 
 
-# --- atomic writes ----------------------------------------------------------------------------------------------------
-
-
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file next to `path`, then rename it: a reader never sees half a file.
 
@@ -199,9 +185,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         usual_mode = temporary.stat().st_mode & 0o777
         write(temporary)
         with open(temporary, "rb+") as file:
-            if os.fstat(file.fileno()).st_mode & 0o777 != usual_mode:
-                with contextlib.suppress(OSError):  # some network mounts refuse it; the file is complete anyway
-                    temporary.chmod(usual_mode)
+            with contextlib.suppress(OSError):  # some network mounts refuse it; the file is complete anyway
+                temporary.chmod(usual_mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own for a full disk
@@ -288,19 +273,13 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-# --- where a command may write ----------------------------------------------------------------------------------------
-
-
 def why_unwritable(folder: Path) -> str:
     """Why nothing can be written in a folder, which need not exist yet; empty if it can."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             return os.strerror(errno.ENOTDIR)
-        if os.access(existing, os.W_OK):
-            return ""
-        is_read_only = hasattr(os, "statvfs") and bool(os.statvfs(existing).f_flag & os.ST_RDONLY)
-        return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
+        return "" if os.access(existing, os.W_OK) else os.strerror(errno.EACCES)
     except OSError as error:
         return reason(error)
 
@@ -320,16 +299,7 @@ class Output:
     What exists stays, unless `replaces` recognises an earlier output of the command. Files and new folders get their
     name when they are complete, so that a killed command can be repeated.
 
-    Parameters
-    ----------
-    path
-        the file or the folder
-    suffixes
-        those that a file may have, in lower case; empty: a folder
-    setting
-        what the user named it with, for messages
-    replaces
-        whether an existing file or folder may be replaced or written into
+    `setting` is what the user named it with, for messages.
     """
 
     path: Path
@@ -344,9 +314,8 @@ class Output:
             raise BadInput(f"{name}: must end in {', '.join(self.suffixes)}")
         if self.path.is_dir() if self.suffixes else self.path.is_file():
             raise BadInput(f"{name}: must be a {'file' if self.suffixes else 'folder'}")
-        folder = self.path.parent if self.suffixes else self.path
-        if why := why_unwritable(folder):
-            raise BadInput(f"{name}: cannot write in {folder} ({why}); choose another {self.setting}")
+        if why := why_unwritable(self.path.parent if self.suffixes else self.path):
+            raise BadInput(f"{name}: cannot be written there ({why}); choose another {self.setting}")
         if os.path.lexists(self.path) and not self.replaces(self.path):
             raise BadInput(f"{name}: exists; remove it, or choose another {self.setting}")
         return self
@@ -370,19 +339,13 @@ class Output:
         try:
             yield temporary
             self.check()
-            try:
-                os.rename(temporary, self.path)
-            except OSError as error:
-                raise BadInput(describe_write_failure(self.path, reason(error))) from None
+            os.rename(temporary, self.path)
             sync_folder(self.path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             with contextlib.suppress(OSError):  # folders that hold something are kept
                 for path in new_parents:
                     path.rmdir()
-
-
-# --- cells of a table -------------------------------------------------------------------------------------------------
 
 
 def is_formula(text: str) -> bool:
