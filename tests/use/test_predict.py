@@ -217,8 +217,6 @@ def test_a_fine_tuned_classifier_is_loaded_back_with_its_class_names(place, caps
     assert_mentions(refused(capsys, "run", "--data", "new", "--classifier", "finetuned", "--normalize"), "normalize")
     save_encoder(Path("run/finetuned/encoder.safetensors"), encoder(seed=7), (), "x")
     assert_mentions(refused(capsys, "run", "--data", "new", "--classifier", "finetuned"), "another encoder")
-    fine_tuned(evaluated, epochs=1, train_batch=30, lr=(0.3,))
-    assert_mentions(evaluated.reporter.notes[-1], "not kept", "out run/finetuned")
 
 
 def test_images_are_decoded_as_those_they_are_compared_with(place, monkeypatch):
