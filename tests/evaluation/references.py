@@ -46,7 +46,8 @@ def transfer_by_reference(judged, path) -> tuple[float, float]:
     data = {f"{name}_labels": split.labels.numpy() for name, split in splits.items()}
     with np.load(path) as arrays:
         for name, split in splits.items():
-            file, rows = "test" if name == "test" else "train", split.index.numpy()
+            file = "test" if name == "test" else "train"
+            rows = split.index.numpy() - (len(arrays["train_labels"]) if file == "test" else 0)  # of one store
             assert np.array_equal(arrays[f"{file}_labels"][rows], data[f"{name}_labels"])
             pixels = arrays[f"{file}_images"][rows]
             data[f"{name}_values"] = by_torchvision(judged, map(Image.fromarray, pixels))

@@ -46,7 +46,7 @@ def with_start(run, start) -> None:
 
 def images_of(run, **options) -> tuple[int, int] | None:
     """How many images are cross-validated over, and how many are only references."""
-    evaluated = subject(run, EvaluationOptions(CPU, **options))
+    evaluated = subject(run, EvaluationOptions(CPU, baselines=True, **options))
     folds = plan_cross_validation(evaluated, open_evaluation_data(evaluated, None, "held-out"))
     if folds is None:
         return None

@@ -38,7 +38,7 @@ def several(images: int, seed: int = 0, width: int = 5, soft: bool = False) -> F
     directions = np.random.default_rng(100).normal(size=(CLASSES, width))
     values = has_class @ directions + 1.5 * random.normal(size=(images, width))
     weights = has_class * (random.uniform(0.2, 2, has_class.shape) if soft else 1.0)
-    pairs = pairs_from_matrix(weights, 16, str, range(weights.shape[1]))
+    pairs = pairs_from_matrix(weights, 16, "made")
     rarest = np.where(has_class, has_class.sum(0), images + 1).argmin(1)
     return Features(torch.from_numpy(values).float(), torch.from_numpy(rarest), pairs)
 

@@ -249,8 +249,9 @@ class ProbeResult:
         return self.answers == self.targets
 
     def to_json(self) -> dict[str, Any]:
-        left_out = ("answers", "targets")
-        return {key: value for key, value in to_json(self).items() if key not in left_out and value != []}
+        content = to_json(self)
+        left_out = {"answers", "targets", *["weight_by_half"] * (not content.get("weight_by_half"))}
+        return {key: value for key, value in content.items() if key not in left_out}
 
 
 @dataclass(frozen=True, kw_only=True)
