@@ -292,12 +292,7 @@ def test_vectors_go_to_a_linear_encoder():
         (7, noise(2, 8, 8), ["7", "run"]),
         ("nowhere", noise(2, 8, 8), ["nowhere"]),
         (None, noise(2, 8, 8) / 255, ["float64", "uint8"]),
-        (None, noise(8, 8, 3), ["(8, 8, 3)", "image[None]"]),
-        (None, [], ["empty"]),
         (None, "nowhere.jpg", ["nowhere.jpg"]),
-        (None, [Image.new("F", (8, 8))], ["floating-point"]),
-        (None, Table(path=["1.png"]), ["table", "columns"]),
-        (None, tiny_data(), ["data.train", "data.held_out"]),
         (None, (noise(2, 8, 8), [1, 2, 3]), ["(3,)", "2 images"]),
     ],
 )

@@ -187,8 +187,6 @@ def explain(error: Exception) -> str:
         return f"out of memory ({reason(error)}); lower --batch-size or data.memory_gb, or name smaller files"
     if isinstance(error, OSError) and error.filename is not None:  # a path that cannot be opened
         return f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
-    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's, until Python 3.13
-        return f"{error}: the link leads to itself; check the path"
     return describe_plugin_error(error)
 
 

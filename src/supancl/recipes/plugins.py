@@ -115,11 +115,6 @@ def register_benchmark(name: str, row: Benchmark) -> None:
     """
     if (name in BENCHMARKS or name in ALIASES) and name not in REGISTERED_BENCHMARKS:
         raise BadInput(f"benchmark {name!r} is one of supancl's; choose another name")
-    if not row.uses or not (row.files or row.arrays):
-        raise BadInput(
-            f"benchmark {name!r}: needs split=(train, val, test) or images=N, and files={{MARK: reader}}, where "
-            "the file or folder/ MARK identifies it (docs/extending.md)"
-        )
     REGISTERED_BENCHMARKS.add(name)
     BENCHMARKS[name] = row
 
@@ -133,9 +128,8 @@ def check_registered(name: str, section: Any, hint: Any) -> None:
         return
     kind = next((kind for (_, kind), registered in REGISTERED.items() if registered is type(section)), None)
     if kind is None or section.kind != kind:
-        described = section.__name__ if isinstance(section, type) else type(section).__name__
         raise BadInput(
-            f"{name}: recipe.json could not restore {described}; give an object of a class with @supancl.register "
+            f"{name}: recipe.json could not restore {section!r}; give an object of a class with @supancl.register "
             "above it, and its own kind (docs/extending.md)"
         )
 
@@ -162,9 +156,8 @@ def build_plugin_sections(stored: dict[str, Any], plugins: Sequence[str] = ()) -
 
 def required_plugins(recipe: Any) -> list[str]:
     """The plugin files needed to read a run of this recipe; empty if it uses only the package's classes."""
-    own = [type(section) for section in (recipe.loss, recipe.pool) if type(section) in REGISTERED.values()]
-    own += [build for build in [REGISTERED.get(("encoder", recipe.encoder.name))] if build is not None]
-    files = dict.fromkeys(map(defining_file, own))
+    used = (type(recipe.loss), type(recipe.pool), REGISTERED.get(("encoder", recipe.encoder.name)))
+    files = dict.fromkeys(defining_file(each) for each in used if each in REGISTERED.values())
     benchmarks = {name.partition("@")[0] for name in recipe.data.all_sources} & REGISTERED_BENCHMARKS
     return list(((files or benchmarks) and loaded_plugins()) or filter(os.path.isfile, files))
 

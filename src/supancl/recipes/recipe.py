@@ -185,12 +185,9 @@ class Recipe:
         return f"; known: {', '.join(SECTIONS)} (supancl recipes {self.name} lists all)"
 
     def _source(self, dotted: str) -> str:
-        names = dotted.split(".")
-        for length in range(len(names), 0, -1):
-            source = self.sources.get(".".join(names[:length]))
-            if source is not None:
-                return source
-        return OUR_CHOICE
+        while dotted and dotted not in self.sources:
+            dotted = dotted.rpartition(".")[0]
+        return self.sources.get(dotted, OUR_CHOICE)
 
     @property
     def learning_rate(self) -> float:
@@ -208,8 +205,8 @@ def validated_recipe(recipe: Recipe) -> Recipe:
     for name, hint in hints(Recipe).items():
         if name in SECTIONS:
             check_registered(name, getattr(recipe, name), hint)
-    fields = [f"{key}." for key in flattened(replace(recipe, sources={}))]
-    sources = {key: text for key, text in recipe.sources.items() if any(f.startswith(f"{key}.") for f in fields)}
+    fields = "\n".join(f"\n{key}." for key in flattened(replace(recipe, sources={})))
+    sources = {key: text for key, text in recipe.sources.items() if f"\n{key}." in fields}
     sections = {name: validated(getattr(recipe, name), name) for name in SECTIONS}
     check_size(sections["encoder"])
     return replace(recipe, sources=sources, **sections)

@@ -89,9 +89,12 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     >>> changed.train.epochs, changed.loss.alpha, changed.encoder.size
     (10, 0.3, 64)
     """
-    if not settings:
-        return recipe
-    named = {full_name(recipe, name): _plain(value) for name, value in settings.items()}
+    # NumPy's numbers as Python's, because a grid of values often holds them; a torch.device as its name
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
+    named = {
+        full_name(recipe, name): str(value) if type(value).__module__ == "torch" else value
+        for name, value in plain.items()
+    }
     return recipe.with_set(named, because=GIVEN)  # all at once: two fields may be valid only together
 
 
@@ -125,10 +128,3 @@ def parse_set(given: Mapping[str, Any] | Iterable[str] | None) -> dict[str, Any]
             raise BadInput(f"{text}: must be FIELD=VALUE, such as loss.alpha=0.3")
         settings[name] = parse_value(value)
     return settings
-
-
-def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, because a grid of values often holds them; a torch.device as its name."""
-    if isinstance(value, np.generic):
-        return value.item()
-    return str(value) if type(value).__module__ == "torch" else value
