@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.conftest import find_shared
-
 ROOT = Path(__file__).resolve().parents[1]
 REAL = ROOT / "tests" / "real"
 ABOUT_IT = ("test_alone.py", "test_ci.py")  # they name such paths and open none
@@ -62,10 +60,3 @@ def test_tests_on_real_data_need_a_variable_and_say_which(tmp_path: Path, forks:
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     (line,) = (done.stdout + done.stderr).strip().splitlines()
     assert "SUPANCL_SHARED" in line
-
-
-def test_another_folder_is_refused_by_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SUPANCL_SHARED", str(tmp_path))
-    with pytest.raises(pytest.UsageError) as refused:
-        find_shared()
-    assert all(word in str(refused.value) for word in ("SUPANCL_SHARED", str(tmp_path), "data/unpack.py"))

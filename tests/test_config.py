@@ -116,12 +116,6 @@ def test_any_json_value_is_taken_or_is_bad_input(value, hint):
     assert checked(taken, hint, "field") == taken
 
 
-@pytest.mark.parametrize("value", [{"kind": []}, {}, {"kind": "aline"}])
-def test_a_section_of_no_known_kind_is_bad_input_that_names_the_kinds(value):
-    with pytest.raises(BadInput, match=mentions("loss.kind", "align", "contrast", "crossentropy")):
-        checked(value, Loss, "loss")
-
-
 @pytest.mark.parametrize(
     "section",
     [

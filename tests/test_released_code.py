@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from supancl import METHODS, BadInput, PoolSpec, pretrain, recipe
+from supancl import METHODS, PoolSpec, pretrain, recipe
 from supancl.config import to_json
 from supancl.core.branches import HeadSpec
 from supancl.core.pools import UNLABELLED, Queue
@@ -152,16 +152,3 @@ def test_random_targets_go_as_the_queue_fills():
     assert pool.counts.tolist() == [1, 2, 0]
     mean = pool.class_mean(torch.tensor([1, 2]), torch.zeros(2, 4))
     torch.testing.assert_close(mean, torch.stack([targets[1:3].mean(0), torch.zeros(4)]))
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("cifar100.supsiam", {"pool.start": "random"}),
-        ("cifar100.moco2", {"pool.start": "random", "pool.kind": "prototypes"}),
-        ("cifar100.simclr", {"pool.start": "random"}),
-    ],
-)
-def test_a_random_start_without_a_queue_of_negatives_is_refused(name, settings):
-    with pytest.raises(BadInput, match=r"pool\.start"):
-        recipe(name).with_set(settings)

@@ -157,32 +157,6 @@ def test_a_stopped_run_is_resumed_by_its_folder_alone(tmp_path):
         supancl.pretrain(data=data, out=tmp_path / "run", resume=True, alpha=0.9)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "settings", "nouns"),
-    [
-        ((), {}, ["data", "resume"]),
-        (("cifar100.supsaim",), {}, ["cifar100.supsaim", "cifar100.supsiam"]),
-        (("digits.supsiam",), {"epocs": 2}, ["epocs", "train.epochs"]),
-        (("digits.supsiam", "nowhere"), {}, ["nowhere"]),
-        (("digits.supsiam", noise(4, 8, 8) / 255), {}, ["float64", "uint8"]),
-        (("digits.supsiam", (noise(4, 8, 8), [0, 1])), {}, ["(2,)", "4 images"]),
-        (("digits.supsiam", ["a.jpg", "b.jpg"]), {}, ["a.jpg"]),
-        ((None, None, "nothing-here"), {"resume": True}, ["nothing-here"]),
-        (("digits.supsiam", GREY), {"batch_size": 4}, ["label"]),
-        (("digits.supsiam", (GREY, NUMBERS)), {"batch_size": 99}, ["16"]),
-        (("digits.supsiam",), {"device": "cuda"}, ["cuda", "cpu"]),
-        ((), {"resume": True}, ["resume", "out"]),
-    ],
-)
-def test_bad_arguments_are_explained_in_one_line(arguments, settings, nouns, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BadInput) as error:
-        supancl.pretrain(*arguments, **settings)
-    assert_one_line(str(error.value), *nouns)
-    assert list(tmp_path.iterdir()) == []
-
-
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 

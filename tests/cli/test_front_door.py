@@ -8,7 +8,6 @@ import json
 import pkgutil
 import pydoc
 import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from PIL import Image
 from torch import nn
 
 import supancl
-from supancl.cli import build_parser, main
+from supancl.cli import main
 from supancl.cli.commands import COMMANDS
 from supancl.cli.layer import arguments_of, parameter_texts
 from supancl.core import encoders
@@ -84,17 +83,6 @@ def test_every_argument_of_a_command_is_explained(path, capsys):
 
 def test_help_of_the_package_fits_a_few_screens():
     assert len(pydoc.render_doc(supancl, renderer=pydoc.plaintext).splitlines()) < 200
-
-
-def test_help_needs_no_torch():
-    code = "import sys; from supancl.cli import build_parser; build_parser(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_arguments_that_only_python_takes_have_no_flag():
-    flags = {action.dest for action in walk(build_parser())}
-    assert {"data", "epochs", "alpha"} <= flags
-    assert not {"reporter", "verbose", "protocol"} & flags
 
 
 def walk(parser):

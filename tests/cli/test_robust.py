@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supancl.cli import main
-from tests.files import TINY, assert_mentions, assert_refused, picture, supancl
+from tests.files import TINY, assert_refused, picture, supancl
 
 PRETRAIN = ["pretrain", "auto.supsiam", "--set", "encoder.name=cnn", *TINY]
 
@@ -45,21 +45,6 @@ def test_a_training_goes_on_when_its_output_is_closed(tmp_path):
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == ("", 0)
     assert (out / "finished.json").exists()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_the_output_is_one_line():
-    code = "from supancl.cli import entry; entry()"
-    for words, status, nouns in (
-        ((), 0, ("warning", "standard output", "No space left")),
-        (("--quiet", "--json", "-"), 2, ("standard output", "No space left", "--json")),
-    ):
-        with open("/dev/full", "w") as full:
-            done = subprocess.run([sys.executable, "-c", code, "recipes", *words], stdout=full, text=True,
-                                  stderr=subprocess.PIPE, check=False)  # fmt: skip
-        assert done.returncode == status
-        assert_mentions(done.stderr, *nouns)
-        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("words", [("evaluate", "knn", "run"), ("predict", "run", "--data", "new", "--out", "new.csv")])

@@ -132,14 +132,6 @@ def test_training_without_pictures_imports_neither_timm_nor_matplotlib(first_use
     assert first_use.returncode == 0, first_use.stderr
 
 
-def test_there_is_no_proxy_if_torch_is_imported_first(tmp_path, forks):
-    code = "import sys; assert 'supancl' not in sys.modules; import torch; "
-    (tmp_path / "mine.py").write_text(code + "from supancl.core import losses; assert losses.torch is torch")
-    command = [Path(forks["SUPANCL_FORKS"]).with_name("python"), tmp_path / "mine.py"]  # a process that has torch
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **forks})
-    assert done.returncode == 0, done.stderr
-
-
 def test_ctrl_c_while_modules_are_imported_is_one_line():
     code = """
 import sys

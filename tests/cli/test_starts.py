@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from supancl import load_encoder
 from supancl.runs.folder import RunFolder
-from tests.files import assert_mentions, assert_refused, supancl
+from tests.files import assert_mentions, supancl
 
 MODEL = "test_resnet"  # a model of timm for tests: 0.5 million weights
 START = f"timm:{MODEL}@weights.safetensors"
@@ -68,11 +68,6 @@ def test_a_cross_validated_accuracy_of_labels_that_mean_nothing_is_near_chance(p
     assert result["accuracy"] < 75
 
 
-def test_a_folder_without_labels_is_refused(place, capsys) -> None:
-    said = supancl(capsys, "predict", START, "--data", "photos/unlabelled")
-    assert_refused(said, "photos/unlabelled", "labelled images", "references")
-
-
 def test_a_start_is_looked_at_without_a_run(place, capsys) -> None:
     for command, *words in (("map", "--out", "map.html"), ("embed", "--out", "f.npz"), ("audit", "--out", "audit")):
         said = supancl(capsys, command, START, "--data", "photos", "--size", 32, *words)
@@ -95,27 +90,3 @@ def test_a_run_keeps_the_name_and_the_digest_of_its_start_and_what_it_was_worth(
     said = supancl(capsys, "evaluate", "knn", "run", "--data", "photos")
     assert said.code == 0, said.err
     assert "its start" in said.out
-
-
-def test_a_run_that_has_become_worse_than_its_start_says_so_first(place, capsys) -> None:
-    words = ("pretrain", "--data", "photos", "--epochs", 1, *TRAINING, "--init", START, "--out", "run")
-    said = supancl(capsys, *words, "--set", "data.holdout=0.5")
-    assert said.code == 0, said.err
-    rows = RunFolder(Path("run")).metrics()
-    last = {**rows[-1], "linear": rows[0]["linear"] - 5.0, "linear_interval": [0.0, 95.0]}
-    with open("run/metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({key: value for key, value in last.items() if key not in ("row", "crc")}) + "\n")
-    offer = f"supancl predict timm:{MODEL}@{place / 'weights.safetensors'} --data {place / 'photos'}"
-    resumed, evaluated, predicted = ("pretrain", "--resume"), ("evaluate", "knn", "run"), ("predict", "run", "--data")
-    for command in ((*resumed, "--out", "run"), evaluated, (*predicted, "photos")):
-        said = supancl(capsys, *command)
-        assert said.code == 0, said.err
-        assert_mentions(said.err.splitlines()[0], "run is worse than its start", "[0.0, 95.0]", offer)
-
-
-def test_without_a_start_the_settings_end_with_the_one_to_take(place, capsys) -> None:
-    said = supancl(capsys, "pretrain", "--data", "photos", "--epochs", 1, *TRAINING, "--out", "run")
-    assert said.code == 0, said.err
-    assert_mentions(said.out, "--init timm:tf_efficientnet_lite0")
-    lines = said.out.splitlines()
-    assert "--init" in lines[[line.startswith("memory") for line in lines].index(True) - 1]

@@ -14,7 +14,6 @@ from supancl.detection.scenes import (
     prepare_for_training,
     read_coco,
     read_voc,
-    relabelled,
 )
 from supancl.errors import BadInput
 from tests.files import mentions
@@ -80,32 +79,6 @@ def test_a_coco_file_gives_the_same_scenes_as_voc(tmp_path):
         assert other.crowd.tolist() == [False, True]
 
 
-def test_a_box_over_the_border_is_cut_and_counted(tmp_path):
-    folder = write_voc(tmp_path, {"train": [0]})
-    rewrite(folder, annotation([("disc", -9.0, 20.0, 40.0, 200.0)]))
-    scenes = read_voc(tmp_path, LIST)
-    assert scenes.scenes[0].boxes.tolist() == [[0.0, 20.0, 40.0, float(SIDE)]]
-
-
-@pytest.mark.parametrize("box", [(200.0, 5.0, 260.0, 40.0), (40.0, 40.0, 20.0, 60.0), (float("nan"), 1.0, 5.0, 5.0)])
-def test_a_box_outside_or_empty_is_refused_by_name(tmp_path, box):
-    folder = write_voc(tmp_path, {"train": [0]})
-    rewrite(folder, annotation([*ONE, ("disc", *box)]))
-    with pytest.raises(BadInput, match=mentions("000000.xml")):
-        read_voc(tmp_path, LIST)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["<annotation>", "<annotation></annotation>", annotation(ONE).replace("11.0", "left"), annotation(ONE, (0, 0))],
-)
-def test_an_annotation_that_is_none_is_refused(tmp_path, text):
-    folder = write_voc(tmp_path, {"train": [0]})
-    rewrite(folder, text)
-    with pytest.raises(BadInput, match=mentions("000000.xml")):
-        read_voc(tmp_path, LIST)
-
-
 def test_a_missing_image_is_named_before_any_work(tmp_path):
     folder, file = write_voc(tmp_path, {"train": [0, 1, 2]}), write_coco(tmp_path / "a.json", [0, 1, 2])
     (folder / "JPEGImages" / "000001.jpg").unlink()
@@ -125,16 +98,6 @@ def test_what_is_trained_on(tmp_path):
     rewrite(folder, annotation([]), 2)
     with pytest.raises(BadInput, match=mentions("no box")):
         prepare_for_training(read_voc(tmp_path, LIST), True, True, 0)
-
-
-def test_a_class_the_detector_does_not_know_is_refused(tmp_path):
-    write_voc(tmp_path, {"train": [0, 1, 2]})
-    scenes = read_voc(tmp_path, LIST)
-    assert relabelled(scenes, ("a", "disc", "square")).scenes[0].labels.tolist() == [
-        label + 1 for label in scenes.scenes[0].labels.tolist()
-    ]
-    with pytest.raises(BadInput, match=mentions("square")):
-        relabelled(scenes, ("disc",))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -13,16 +13,6 @@ OWN = {"test_batch", "test_limit", "seed", "device", "precision", "workers", "me
        "checkpoint_every"}  # fmt: skip
 
 
-def test_the_default_is_the_protocol_the_paper_names():
-    spec = detect_spec()
-    assert (spec.arch, spec.batch_size, spec.lr, spec.iters, spec.steps) == ("c4", 16, 0.02, 24000, (18000, 22000))
-    assert spec.min_sizes == (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
-    assert (spec.test_size, spec.max_size, spec.warmup, spec.precise_bn) == (800, 1333, 100, 200)
-    assert (spec.rpn_train, spec.rpn_test) == ((12000, 2000), (6000, 1000))
-    assert (spec.anchor_sizes, spec.anchor_ratios) == ((32, 64, 128, 256, 512), (0.5, 1.0, 2.0))
-    assert (spec.extra_norm, spec.freeze) == (True, ())
-
-
 def test_every_value_says_where_it_comes_from():
     names = {field.name for field in dataclasses.fields(DetectSpec)}
     assert set(SOURCES) == names - OWN

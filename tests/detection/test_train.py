@@ -12,8 +12,8 @@ from supancl.detection import train as train_module
 from supancl.detection.model import build_detector, load_detector
 from supancl.detection.scenes import Batches, DetectData, prepare_for_training, read_voc
 from supancl.detection.test import coco_scores, detect, recompute_norm_statistics
-from supancl.detection.train import Training, score_stats, train_detector
-from supancl.errors import BadInput, Interrupted, NonFinite
+from supancl.detection.train import Training, train_detector
+from supancl.errors import BadInput, Interrupted
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from tests.files import mentions
 
@@ -67,17 +67,6 @@ def test_precise_statistics_are_the_mean_over_batches(tmp_path):
     torch.testing.assert_close(detector.backbone.bn1.running_var, variance, atol=1e-6, rtol=1e-5)
     assert detector.backbone.bn1.momentum == 0.1
     assert all(torch.equal(value, weights[name]) for name, value in detector.named_parameters())
-
-
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
-    scenes = scenes_of(tmp_path, 4)
-    training = training_of(scenes, {"iters": 3})
-    with torch.no_grad():
-        training.detector.roi_heads.box_predictor.cls_score.bias[0] = float("nan")
-    with Batches(scenes, training.spec, CPU, 3) as batches:
-        training.advance(batches)
-    with pytest.raises(NonFinite, match=mentions("finite")):
-        training.drain_losses()
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
@@ -173,11 +162,3 @@ def test_changed_data_and_encoder_are_noticed_on_resume(place, tmp_path):
     (folder / "Annotations" / "000000.xml").write_text(annotation([("disc", 1.0, 1.0, 9.0, 9.0)]))
     with pytest.raises(BadInput, match=mentions("training images")):
         train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run", resume=True)
-
-
-def test_the_spread_over_seeds():
-    rows = [{"AP": 10.0, "AP50": 30.0, "AP75": None}, {"AP": 14.0, "AP50": 30.0, "AP75": 2.0}]
-    told = score_stats(rows)
-    assert told["AP"] == {"mean": 12.0, "std": pytest.approx(8**0.5), "n": 2}
-    assert told["AP50"]["std"] == 0
-    assert told["AP75"] == {"mean": 2.0, "std": None, "n": 1}
