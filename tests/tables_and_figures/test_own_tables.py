@@ -70,7 +70,7 @@ def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.M
     rows = {f"{row['alpha']:.1f}": row for row in json.loads((folder / "toy.json").read_text())["rows"]}
     one, two = ours(table("1", tmp_path, folder)), ours(table("2", tmp_path, folder))
     for alpha, row in rows.items():
-        assert one["toy", alpha]["knn"] == row["k-NN"]
+        assert (one["toy", alpha]["knn"], one["toy", alpha]["ratio"]) == (row["k-NN"], row["S_W/S_T"])
         assert two["", alpha]["interpolation 0.2"] == row["interpolation 0.2"]
     edit(
         folder / "toy.json",

@@ -97,7 +97,8 @@ class Entry:
                 way = Way(detector=str(row.settings["detector"]))
                 detected.setdefault((cell, way), {}).setdefault(row.seed, row.value)
             else:
-                value, way = row.value * (100 if row.metric == "ratio" else 1), way_of(row)
+                percent = row.metric == "ratio" and row.protocol != "toy"  # the toy study has it in percent already
+                value, way = row.value * (100 if percent else 1), way_of(row)
                 found.setdefault(cell, {}).setdefault(way, Score(value, interval=row.interval, way=way))
         for (cell, way), seeds in sorted(detected.items(), key=lambda item: -len(item[1])):
             found.setdefault(cell, {})[way] = mean_score(list(seeds.values()), way)._replace(n=1)
