@@ -58,7 +58,7 @@ def table(query: str, found: Numbers) -> str:
         for key in ("rows", "columns")
     )
     cells = [[title, *(cell(found, study, row, column) for column in columns)] for row, title in rows.items()]
-    return to_markdown(Table([asked.get("first", "method"), *columns.values()], cells))
+    return to_markdown(Table([asked.get("first", "method"), *columns.values()], cells)).replace("\\*", "*")
 
 
 def cell(found: Numbers, study: str, row: str, column: str) -> str:
