@@ -151,6 +151,7 @@ ACCEPTED = {
     ("run/metrics.jsonl", "evaluate knn"): "the encoder is intact; lines that are no rows are a warning",
     ("run/encoder.safetensors", "pretrain --resume"): "a finished run writes it again from its checkpoint",
     ("run/projector.safetensors", "pretrain --resume"): "a finished run writes it again from its checkpoint",
+    (CHECKPOINT, "paper table"): "whether an unfinished run collapsed is not known then",
     ("run/evaluate", "paper table"): "without evaluations a table has the log's numbers",
     ("run/evaluate/variance.json", "evaluate variance"): "an earlier result is replaced; of a link, the link itself",
     ("run/encoder.safetensors", "paper table"): "a table needs no encoder, or reads its header alone",
