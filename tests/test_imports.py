@@ -149,14 +149,14 @@ def test_imports_are_found_however_they_are_written(source, module, is_package, 
 
 
 UPWARDS = [
-    ("probes.knn", "recipes.cifar"), ("probes", "training.loop"), ("data.views", "recipes"), ("paper", "cli"),
+    ("probes.knn", "recipes.paper"), ("probes", "training.loop"), ("data.views", "recipes"), ("paper", "cli"),
     ("core.losses", "data"), ("errors", "config"), ("core.methods", "data"), ("reports.pictures", "cli"),
-    ("training.loop", "reports"), ("recipes.cifar", "training"), ("training", "evaluation"), ("sweeps.alpha", "paper"),
+    ("training.loop", "reports"), ("recipes.paper", "training"), ("training", "evaluation"), ("sweeps.alpha", "paper"),
     ("data", "core.losses"), ("training.step", ""),
 ]  # fmt: skip
 DOWNWARDS = [
     ("cli", "paper.theory"), ("paper.theory", "core.losses"), ("training.monitor", "probes"), ("data.views", "config"),
-    ("training.loop", "recipes"), ("evaluation.suite", "training.loop"), ("recipes.cifar", "core.methods"),
+    ("training.loop", "recipes"), ("evaluation.suite", "training.loop"), ("recipes.paper", "core.methods"),
     ("__main__", "cli"), ("cli", "reports"), ("sweeps", "training"), ("data.opening", "data.sources.folder"),
 ]  # fmt: skip
 
