@@ -33,18 +33,6 @@ def test_the_numbers_are_those_of_the_opened_data(each, settings, tmp_path):
     assert survey_source(spec) == survey_data(open_data(spec, 1))
 
 
-@pytest.mark.parametrize("labels", [("",), ("cat", "dog")])
-def test_images_that_will_be_skipped_do_not_count(labels, tmp_path):
-    for label in labels:
-        for i in range(16):
-            picture(tmp_path / "photos" / label / f"{i}.jpg", seed=i, size=(40, 40))
-        content = (tmp_path / "photos" / label / "0.jpg").read_bytes()
-        (tmp_path / "photos" / label / "cut.jpg").write_bytes(content[: len(content) // 2])  # its header is readable
-        (tmp_path / "photos" / label / "text.jpg").write_text("not an image")
-    spec = DataSpec(source=str(tmp_path / "photos"), skip_bad_images=True)
-    assert survey_source(spec) == survey_data(open_data(spec, 3))
-
-
 def test_sources_of_every_kind(tmp_path):
     archive(tmp_path / "x.npz", train_images=noise(20, 9, 12, 3), test_images=noise(4, 9, 12, 3), test_labels=[0] * 4)
     assert survey(tmp_path / "x.npz") == Survey(images=20, labelled=20, classes=2, side=9)

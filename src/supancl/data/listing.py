@@ -199,17 +199,11 @@ class MadeItem:
     """An image that is no file: a row of another library's data set, or pixels in memory."""
 
     name: str
-    read: Callable[[], Any]
-    stamped: Callable[[], tuple[int, int]]
+    open: Callable[[], Any]
+    stamp: Callable[[], tuple[int, int]]
 
     def __str__(self) -> str:
         return self.name
-
-    def stamp(self) -> tuple[int, int]:
-        return self.stamped()
-
-    def open(self) -> Any:
-        return self.read()
 
 
 class StoredImages(LazyItems):

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from supancl.data.decode import map_in_order, try_decode, upright_size
+from supancl.data.decode import upright_size
 from supancl.data.from_python import as_array
 from supancl.data.labels import add_levels, check_count
 from supancl.data.listing import Listing, join_listings
@@ -278,18 +277,9 @@ class Survey:
         return self.classes > 1
 
 
-FEW_ITEMS = 256  # decoded in seconds; of more images a few unreadable ones change no choice
-
-
 def survey_source(spec: DataSpec, channels: int = 3) -> Survey:
     """List `spec.source` and read the sizes of some images from their headers."""
     listing = list_source(spec, channels)
-    if spec.skip_bad_images and not listing.is_stored and len(listing) <= FEW_ITEMS:
-        decode_one = partial(try_decode, channels=channels, short_side=spec.short_side, resample=spec.resample)
-        decoded = enumerate(map_in_order(decode_one, listing.items))
-        unreadable = [(position, image) for position, image in decoded if isinstance(image, str)]
-        readable = listing.take(other_positions(len(listing), unreadable))
-        listing = readable if len(readable.rows_of("train")) else listing  # without any it is refused later
     source = _open_undecoded(with_levels(listing, spec), channels, spec)
     rows, sides = listing.rows_of("train"), list[int]()
     for position in evenly_spaced_positions(len(rows)) if not listing.is_stored else ():

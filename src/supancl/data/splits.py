@@ -194,9 +194,7 @@ class Split:
         if self.is_streamed:
             return shard_content(self.store.shards)
         checksums = self.store.pixel_checksums(self.index.cpu())
-        if checksums is None:
-            return None
-        return Content("pixels", checksums.astype(np.uint64), np.zeros((0, 2), np.int64), (self,))
+        return None if checksums is None else Content("pixels", checksums.astype(np.uint64), (self,))
 
     def relabelled(self, ids: Tensor) -> Split:
         """Labels, of one each, replaced by ids[label]; -1 stays."""
@@ -206,14 +204,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Content:
-    """A value that changes with each image (`pixels`) or shard (`shards`), so that a run notices what was replaced.
+    """A value that changes with each image (`pixels`) or shard (`shards`), so that a run notices what was replaced."""
 
-    `stamps` (n, 2) are time and inode of each shard: they differ for a copy, so they alone prove no change.
-    """
-
-    kind: Literal["pixels", "shards"]
+    kind: str
     values: np.ndarray  # (n,) uint64
-    stamps: np.ndarray  # (n, 2) int64; (0, 2) for pixels
     named: Sequence[Split | Path] = ()  # the splits of the images, or the shards
 
     @property
@@ -221,9 +215,9 @@ class Content:
         return hashlib.sha256(self.kind.encode() + np.ascontiguousarray(self.values).tobytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """The values and stamps as an npz file."""
+        """The values as an npz file."""
         file = io.BytesIO()
-        np.savez(file, values=self.values, stamps=self.stamps)
+        np.savez(file, values=self.values, kind=self.kind)
         return file.getvalue()
 
     def changed_names(self, saved: Content | None) -> list[str]:
@@ -239,28 +233,26 @@ class Content:
 
 
 def read_content(path: Path) -> Content | None:
-    """Saved values and stamps; None if the file is missing or damaged: then names cannot be given."""
+    """Saved values; None if the file is missing or damaged: then names cannot be given."""
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
-            return Content("pixels", arrays["values"], arrays["stamps"])
+            return Content(str(arrays["kind"]), arrays["values"])
     except Exception:  # numpy, zipfile and zlib each raise something else
         return None
 
 
 def shard_content(shards: Sequence[Path]) -> Content:
     """Sizes and sampled bytes of files that are too large to read whole."""
-    values, stamps = np.zeros(len(shards), np.uint64), np.zeros((len(shards), 2), np.int64)
+    values = np.zeros(len(shards), np.uint64)
     for number, path in enumerate(shards):
-        status = path.stat()
-        stamps[number] = status.st_mtime_ns, status.st_ino
-        content = hashlib.sha256(str(status.st_size).encode())
-        starts = np.linspace(0, max(0, status.st_size - BLOCK_BYTES), SAMPLED_BLOCKS).astype(int)
+        size = path.stat().st_size
+        content = hashlib.sha256(str(size).encode())
         with open_regular(path) as file:
-            for start in np.unique(starts).tolist():
+            for start in np.unique(np.linspace(0, max(0, size - BLOCK_BYTES), SAMPLED_BLOCKS).astype(int)).tolist():
                 file.seek(start)
                 content.update(file.read(BLOCK_BYTES))
         values[number] = int.from_bytes(content.digest()[:8], "little")
-    return Content("shards", values, stamps, shards)
+    return Content("shards", values, shards)
 
 
 @dataclass(frozen=True)

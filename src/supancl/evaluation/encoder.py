@@ -120,7 +120,7 @@ class EvaluatedEncoder:
         if self.run is None or content is None:
             return np.zeros(0, np.uint64)
         # those of images are followed by the held-out ones'; those of shards have stamps
-        count = None if len(content.stamps) else self.run.read_data()[0].get("train")
+        count = None if content.kind == "shards" else self.run.read_data()[0].get("train")
         return np.unique(content.values[:count])
 
     @property
