@@ -29,7 +29,7 @@ else:
 
 SPLITS = ("train", "val", "test")
 OFFICIAL_SPLITS = (*SPLITS, "trainval", "all")  # of benchmarks, which divide the last two
-Entry = tuple[str, Path | Item, str]  # split, image, class name ('': unlabelled)
+Entry = tuple[str, Path | Item, str | tuple[str, ...]]  # split, image, class name ('': unlabelled) or several
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,12 @@ def make_listing(
     )
 
 
-def list_entries(
-    entries: Iterable[Entry], location: object, sets: Mapping[str, LabelSet] | None = None, **more: Any
-) -> Listing:
-    """A listing of (split, image, class name); a name may stand for several classes, the `sets`."""
+def list_entries(entries: Iterable[Entry], location: object, **more: Any) -> Listing:
+    """A listing of (split, image, class names)."""
     splits, items, names = zip(*entries, strict=True)
-    numbers: dict[str, int] = {}
+    numbers: dict[str | tuple[str, ...], int] = {}
     codes = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
-    values = [sets[name] if sets is not None else {name: 1.0} if name else {} for name in numbers]
+    values = [dict.fromkeys(filter(None, (name,) if isinstance(name, str) else name), 1.0) for name in numbers]
     split_numbers = np.array([OFFICIAL_SPLITS.index(split) for split in splits], np.uint8)
     return make_listing(items, split_numbers, codes, values, location, **more)
 

@@ -58,10 +58,7 @@ or, with train_images, train_labels, test_images, test_labels and class_names in
 
 BENCHMARKS: dict[str, Benchmark] = {
     "cifar10": Benchmark(
-        title="CIFAR10",
-        classes=10,
-        split=(45000, 5000, 10000),
-        folders=("cifar-10-batches-py",),
+        "CIFAR10", 10, ("cifar-10-batches-py",), split=(45000, 5000, 10000),
         arrays={"batches.meta": arrays.cifar_python("CIFAR10"), "cifar10.npz": arrays.cifar_npz("cifar10.npz")},
         cite=_KRIZHEVSKY,
         where="""\
@@ -71,33 +68,20 @@ or, with train_images, train_labels, test_images, test_labels and class_names in
   cifar10.npz""",
     ),
     "cifar100": Benchmark(
-        title="CIFAR100",
-        classes=100,
-        split=(45000, 5000, 10000),
-        folders=("cifar-100-python",),
-        arrays=_CIFAR100 | _CIFAR100_NPZ,
+        "CIFAR100", 100, ("cifar-100-python",), split=(45000, 5000, 10000), arrays=_CIFAR100 | _CIFAR100_NPZ,
         cite=_KRIZHEVSKY,
         where=_CIFAR100_WHERE,
     ),
     "dtd": Benchmark(
-        title="DTD (split 1)",
-        classes=47,
-        split=(1880, 1880, 1880),
-        images=5640,
-        folders=("dtd", "dtd/dtd"),
-        files={"labels/train1.txt": folder.dtd},
-        cite="Cimpoi et al. (2014), Describing textures in the wild",
+        "DTD (split 1)", 47, ("dtd", "dtd/dtd"), split=(1880, 1880, 1880), images=5640,
+        files={"labels/train1.txt": folder.dtd}, cite="Cimpoi et al. (2014), Describing textures in the wild",
         where="""\
 https://www.robots.ox.ac.uk/~vgg/data/dtd: dtd-r1.0.1.tar.gz
   dtd/images/CLASS/*.jpg
   dtd/labels/{train1,val1,test1}.txt""",
     ),
     "food101": Benchmark(
-        title="Food101",
-        classes=101,
-        split=(68175, 7575, 25250),
-        folders=("food-101", "food101"),
-        files={"meta/train.json": folder.food101},
+        "Food101", 101, ("food-101", "food101"), split=(68175, 7575, 25250), files={"meta/train.json": folder.food101},
         cite="Bossard et al. (2014), Food-101: mining discriminative components with random forests",
         where="""\
 https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101: food-101.tar.gz
@@ -105,11 +89,7 @@ https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101: food-101.tar.gz
   food-101/meta/{train,test}.json""",
     ),
     "mit67": Benchmark(
-        title="MIT67",
-        classes=67,
-        split=(4690, 670, 1340),
-        folders=("mit67", "indoorCVPR_09"),
-        files={"TrainImages.txt": folder.mit67},
+        "MIT67", 67, ("mit67", "indoorCVPR_09"), split=(4690, 670, 1340), files={"TrainImages.txt": folder.mit67},
         cite="Quattoni and Torralba (2009), Recognizing indoor scenes",
         where="""\
 https://web.mit.edu/torralba/www/indoor.html: indoorCVPR_09.tar, TrainImages.txt, TestImages.txt
@@ -117,10 +97,7 @@ https://web.mit.edu/torralba/www/indoor.html: indoorCVPR_09.tar, TrainImages.txt
   mit67/{TrainImages,TestImages}.txt""",
     ),
     "sun397": Benchmark(
-        title="SUN397 (split 1)",
-        classes=397,
-        split=(15880, 3970, 19850),
-        folders=("SUN397", "sun397"),
+        "SUN397 (split 1)", 397, ("SUN397", "sun397"), split=(15880, 3970, 19850),
         files={"Training_01.txt": folder.sun397(""), "Partitions/Training_01.txt": folder.sun397("Partitions/")},
         cite="Xiao et al. (2010), SUN database: large-scale scene recognition from abbey to zoo",
         where="""\
@@ -129,13 +106,8 @@ https://vision.princeton.edu/projects/2010/SUN: SUN397.tar.gz, Partitions.zip (u
   SUN397/{Training_01,Testing_01}.txt (or SUN397/Partitions/...)""",
     ),
     "caltech101": Benchmark(
-        title="Caltech101",
-        classes=101,
-        split=(2525, 505, 5647),
-        metric="per_class",
-        per_class=(25, 5),
-        folders=("caltech101", "caltech-101"),
-        files={"101_ObjectCategories/": folder.caltech101},
+        "Caltech101", 101, ("caltech101", "caltech-101"), split=(2525, 505, 5647), metric="per_class",
+        per_class=(25, 5), files={"101_ObjectCategories/": folder.caltech101},
         cite="Fei-Fei et al. (2004), Learning generative visual models from few training examples",
         where="""\
 https://data.caltech.edu/records/mzrjq-6wc02: caltech-101.zip, and in it 101_ObjectCategories.tar.gz
@@ -146,13 +118,8 @@ https://data.caltech.edu/records/mzrjq-6wc02: caltech-101.zip, and in it 101_Obj
         ),
     ),
     "cub200": Benchmark(
-        title="CUB200",
-        classes=200,
-        split=(4994, 1000, 5794),
-        images=11788,
-        metric="per_class",
-        folders=("CUB_200_2011", "CUB_200_2011/CUB_200_2011", "cub200"),
-        files={"train_test_split.txt": folder.cub200},
+        "CUB200", 200, ("CUB_200_2011", "CUB_200_2011/CUB_200_2011", "cub200"), split=(4994, 1000, 5794), images=11788,
+        metric="per_class", files={"train_test_split.txt": folder.cub200},
         cite="Wah et al. (2011), The Caltech-UCSD Birds-200-2011 dataset",
         where="""\
 https://www.vision.caltech.edu/datasets/cub_200_2011: CUB_200_2011.tgz
@@ -165,11 +132,7 @@ https://www.vision.caltech.edu/datasets/cub_200_2011: CUB_200_2011.tgz
         ),
     ),
     "dogs": Benchmark(
-        title="Dogs",
-        classes=120,
-        split=(10800, 1200, 8580),
-        metric="per_class",
-        folders=("StanfordDogs", "stanford-dogs", "dogs"),
+        "Dogs", 120, ("StanfordDogs", "stanford-dogs", "dogs"), split=(10800, 1200, 8580), metric="per_class",
         files={"train_list.mat": folder.dogs(""), "lists/train_list.mat": folder.dogs("lists/")},
         cite="Khosla et al. (2011), Novel dataset for fine-grained image categorization",
         where="""\
@@ -182,13 +145,8 @@ http://vision.stanford.edu/aditya86/ImageNetDogs: images.tar, lists.tar
         ),
     ),
     "flowers102": Benchmark(
-        title="Flowers",
-        classes=102,
-        split=(1020, 1020, 6149),
-        images=8189,
-        metric="per_class",
-        folders=("flowers-102", "flowers102", "flowers"),
-        files={"setid.mat": folder.flowers102},
+        "Flowers", 102, ("flowers-102", "flowers102", "flowers"), split=(1020, 1020, 6149), images=8189,
+        metric="per_class", files={"setid.mat": folder.flowers102},
         cite="Nilsback and Zisserman (2008), Automated flower classification over a large number of classes",
         where="""\
 https://www.robots.ox.ac.uk/~vgg/data/flowers/102: 102flowers.tgz, imagelabels.mat, setid.mat
@@ -196,11 +154,7 @@ https://www.robots.ox.ac.uk/~vgg/data/flowers/102: 102flowers.tgz, imagelabels.m
   flowers-102/{imagelabels,setid}.mat""",
     ),
     "pets": Benchmark(
-        title="Pets",
-        classes=37,
-        split=(2940, 740, 3669),
-        metric="per_class",
-        folders=("oxford-iiit-pet", "pets"),
+        "Pets", 37, ("oxford-iiit-pet", "pets"), split=(2940, 740, 3669), metric="per_class",
         files={"annotations/trainval.txt": folder.pets, "trainval/Abyssinian/": folder.split_folders},
         cite="Parkhi et al. (2012), Cats and dogs",
         where="""\
@@ -211,10 +165,7 @@ or sorted into class folders,
   pets/{trainval,test}/CLASS/*.jpg""",
     ),
     "aircraft": Benchmark(
-        title="Aircraft",
-        classes=100,
-        images=10000,
-        folders=("fgvc-aircraft-2013b", "aircraft"),
+        "Aircraft", 100, ("fgvc-aircraft-2013b", "aircraft"), images=10000,
         files={"data/images_variant_train.txt": folder.aircraft},
         cite="Maji et al. (2013), Fine-grained visual classification of aircraft",
         where="""\
@@ -223,20 +174,13 @@ https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft: fgvc-aircraft-2013b.tar.gz
   fgvc-aircraft-2013b/data/images_variant_{train,val,test}.txt""",
     ),
     "fc100": Benchmark(
-        title="FC100",
-        classes=20,
-        images=12000,
-        folders=("cifar-100-python",),
+        "FC100", 20, ("cifar-100-python",), images=12000,
         arrays={mark: arrays.fc100(reader) for mark, reader in (_CIFAR100 | _CIFAR100_NPZ).items()},
         cite="Oreshkin et al. (2018), TADAM: task dependent adaptive metric for improved few-shot learning",
         where="FC100 is a division of CIFAR100 by superclass; CIFAR100 is all it needs.\n" + _CIFAR100_WHERE,
     ),
     "fungi": Benchmark(
-        title="Fungi",
-        classes=1394,
-        images=89760,
-        folders=("fgvc_fungi", "fungi"),
-        files={"train.json": folder.fungi},
+        "Fungi", 1394, ("fgvc_fungi", "fungi"), images=89760, files={"train.json": folder.fungi},
         cite="Schroeder and Cui (2018), FGVCx fungi classification challenge 2018",
         where="""\
 https://github.com/visipedia/fgvcx_fungi_comp: fungi_train_val.tgz, train_val_annotations.tgz
@@ -244,10 +188,7 @@ https://github.com/visipedia/fgvcx_fungi_comp: fungi_train_val.tgz, train_val_an
   fgvc_fungi/{train,val}.json""",
     ),
     "omniglot": Benchmark(
-        title="Omniglot",
-        classes=1623,
-        images=32460,
-        folders=("omniglot", "omniglot-py", "omniglot/python"),
+        "Omniglot", 1623, ("omniglot", "omniglot-py", "omniglot/python"), images=32460,
         files={"images_background/": folder.omniglot},
         cite="Lake et al. (2015), Human-level concept learning through probabilistic program induction",
         where="""\
@@ -255,10 +196,7 @@ https://github.com/brendenlake/omniglot, folder python: images_background.zip, i
   omniglot/{images_background,images_evaluation}/ALPHABET/CHARACTER/*.png""",
     ),
     "traffic-signs": Benchmark(
-        title="Traffic Signs (GTSRB)",
-        classes=43,
-        images=12630,
-        folders=("gtsrb", "GTSRB"),
+        "Traffic Signs (GTSRB)", 43, ("gtsrb", "GTSRB"), images=12630,
         files={"GT-final_test.csv": folder.gtsrb, "test/00000/": folder.test_folders},
         cite="Houben et al. (2013), Detection of traffic signs in real-world images",
         where="""\
@@ -269,13 +207,8 @@ or sorted into class folders,
   gtsrb/test/CLASS/*.jpg""",
     ),
     "imagenet100": Benchmark(
-        title="ImageNet-100",
-        classes=100,
-        split=(126689, 5000, 0),
-        pretraining=True,
-        folders=("imagenet100", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"),
-        files={"train/": folder.imagenet100},
-        class_sizes={"train": (732, 1300), "val": (50, 50)},
+        "ImageNet-100", 100, ("imagenet100", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"), split=(126689, 5000, 0),
+        pretraining=True, files={"train/": folder.imagenet100}, class_sizes={"train": (732, 1300), "val": (50, 50)},
         class_order=folder.imagenet100_classes(),
         cite="Deng et al. (2009), ImageNet; classes of Tian et al. (2019), Contrastive multiview coding",
         where="""\
@@ -284,7 +217,7 @@ https://www.image-net.org: ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar; val
   imagenet/val/n02869837/*.JPEG, ...""",
         remarks=("labels follow the order of the class list, not that of the sorted names",),
     ),
-}
+}  # fmt: skip
 
 ALIASES = {
     "flowers": "flowers102",

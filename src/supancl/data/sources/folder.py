@@ -175,11 +175,10 @@ def list_voc(folder: Path) -> Listing:
         for name in names:
             kinds, difficult = _read_annotation(folder, name, _list_classes)
             clear = {kind for kind, hard in zip(kinds, difficult, strict=True) if not hard}
-            entries.append((split, folder / f"JPEGImages/{name}.jpg", "\0".join(sorted(clear))))
+            entries.append((split, folder / f"JPEGImages/{name}.jpg", tuple(sorted(clear))))
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{folder}/ImageSets/Main/{files['train']}.txt lists no image; unpack it again")
-    sets = {text: dict.fromkeys(text.split("\0"), 1.0) if text else {} for _, _, text in entries}
-    return list_entries(entries, folder, sets)
+    return list_entries(entries, folder)
 
 
 def read_list(folder: Path, name: str) -> list[str]:

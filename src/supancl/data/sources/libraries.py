@@ -200,13 +200,12 @@ def list_hugging_face(text: str, channels: int) -> Listing:
         image, label = _find_columns(datasets, data, location)
         listed = getattr(_element(data.features[label]), "names", None) if label else None
         all_classes.add(tuple(listed) if listed else None)
-        labels = [_label_name(value, listed, location) for value in (data[label] if label else [None] * len(data))]
+        labels = [_label_names(value, listed, location) for value in (data[label] if label else [None] * len(data))]
         items = _list_rows(datasets, data, image, f"hf:{cache_name}.{name}")
         entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
     if len(all_classes) > 1:
         raise BadInput(f"hf:{text}: the classes of its splits differ; cast them to one ClassLabel")
-    sets = {label: dict.fromkeys(label.split("\0"), 1.0) if label else {} for _, _, label in entries}
-    return list_entries(entries, f"hf:{text}", sets, classes=all_classes.pop(), by_number=True)
+    return list_entries(entries, f"hf:{text}", classes=all_classes.pop(), by_number=True)
 
 
 def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Path | Item]:
@@ -239,23 +238,20 @@ def _element(kind: Any) -> Any:
     return getattr(kind, "feature", kind)
 
 
-def _label_name(value: Any, names: Sequence[str] | None, location: str) -> str:
-    """The class of a row, '' for none; of a list of classes their names with zeros between them.
-
-    Lists of numbers without names that are weights of all classes are refused.
-    """
-    if isinstance(value, (list, tuple)):
-        numbers = [item for item in value if isinstance(item, (bool, int, float)) and item != -1]
-        is_weights = any(isinstance(number, (bool, float)) for number in numbers) or len(set(numbers)) < len(numbers)
-        if names is None and is_weights:
-            raise BadInput(
-                f"{location}: the label {str(value)[:80]} is no list of classes; give lists of class numbers or names, "
-                "or save weights as a .npz with train_labels (N, C)"
-            )
-        return "\0".join(sorted({name for item in value if (name := _label_name(item, names, location))}))
+def _label_names(value: Any, names: Sequence[str] | None, location: str) -> str | tuple[str, ...]:
+    """The class of a row, '' for none; of a list the classes in it. Lists of weights of all classes are refused."""
     if value is None or value == -1:
         return ""
-    return str(names[value]) if names else str(value)
+    if not isinstance(value, (list, tuple)):
+        return str(names[value]) if names else str(value)
+    numbers = [item for item in value if isinstance(item, (bool, int, float)) and item != -1]
+    is_weights = any(isinstance(number, (bool, float)) for number in numbers) or len(set(numbers)) < len(numbers)
+    if names is None and is_weights:
+        raise BadInput(
+            f"{location}: the label {str(value)[:80]} is no list of classes; give lists of class numbers or names, "
+            "or save weights as a .npz with train_labels (N, C)"
+        )
+    return tuple(sorted({str(_label_names(item, names, location)) for item in value} - {""}))
 
 
 READERS: dict[str, Callable[[str, int], Listing]] = {"torchvision": read_torchvision, "hf": list_hugging_face}
