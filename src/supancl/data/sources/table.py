@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".parquet")
 BLOCK_BYTES = 2**24  # a line of more is refused
+AT_A_TIME = 65_536  # paths
 CHANGED_FROM = "changed_from"
 
 
@@ -69,11 +71,12 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
         splits = np.array([_split_number(name, path) for name in names.to_pylist()], np.uint8)[codes]
         if not (splits == SPLITS.index("train")).any():
             raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
-        files, codes = _different(table[layout.path])
-        in_split = np.zeros((len(files), len(SPLITS)), bool)
-        in_split[codes, splits] = True
-        if len(divided := np.flatnonzero(in_split.sum(1) > 1)):
-            remarks.append(f"{path}: files in two splits: {len(divided)}, such as {files[int(divided[0])]}")
+        chunks = (paths.slice(start, AT_A_TIME).to_pylist() for start in range(0, len(paths), AT_A_TIME))
+        hashes = np.fromiter(map(hash, chain.from_iterable(chunks)), np.int64, len(paths))
+        hashes, is_train = hashes if rows is None else hashes[rows], splits == SPLITS.index("train")
+        if len(divided := np.intersect1d(hashes[is_train], hashes[~is_train])):
+            example = items.text(int(np.argmax(np.isin(hashes, divided))))
+            remarks.append(f"{path}: files to train on that are held out too: {len(divided)}, such as {example}")
     if layout.classes:
         weights, order = _weights(table, layout, path), np.argsort(layout.classes)
         classes = tuple(layout.classes[column] for column in order)
