@@ -179,7 +179,7 @@ def test_the_levels_of_one_path_are_one_class(tmp_path):
     assert data.train.all_labels.count_distinct() == 1
     assert data.summary["distinct_labels"] == 1
     assert not survey_source(DataSpec(str(tmp_path / "photos"), hierarchy="paths", holdout=0), 1).is_labelled
-    with pytest.raises(BadInput, match=mentions("same classes")):
+    with pytest.raises(BadInput, match=mentions("same labels")):
         check_data(tiny_recipe("supsiam"), data)
 
 

@@ -152,7 +152,6 @@ def test_a_run_on_joined_sources_is_recorded_continued_and_evaluated(tmp_path, c
     assert f'"{tmp_path}/elsewhere"' in (tmp_path / "run/recipe.json").read_text()
     said = supancl(capsys, *moved, "elsewhere", "--data", "digits")
     assert said.code == 2
-    assert_mentions(said.err, "data.joined", "run/recipe.json")
     picture(tmp_path / "elsewhere/emu/0.png", seed=999)
     said = supancl(capsys, "pretrain", "--resume", "--out", "run")
     assert said.code == 2

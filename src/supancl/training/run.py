@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import supancl
 from supancl.config import AUTOMATIC, INCIDENTAL, MAY_CHANGE_ON_RESUME, fields_marked, flattened, parse_json, to_json
 from supancl.core.schedules import learning_rate
-from supancl.data.opening import absolute_source, check_source, is_same_source
+from supancl.data.opening import absolute_source, check_source
 from supancl.data.sources.folder import check_out_folder
 from supancl.distributed import from_environment
 from supancl.errors import BadInput
@@ -175,7 +175,7 @@ def continued_recipe(folder: RunFolder, recipe: Recipe | None) -> Recipe:
                 f"init {folder.path} and another out"
             )
     changed = changed_settings(recipe, saved)
-    if not all(map(is_same_source, recipe.data.all_sources, saved.data.all_sources)):
+    if list(map(absolute_source, recipe.data.all_sources)) != list(map(absolute_source, saved.data.all_sources)):
         for source in recipe.data.all_sources:
             check_out_folder(source, folder.path)
         changed["data.source"], *joined = map(absolute_source, recipe.data.all_sources)
