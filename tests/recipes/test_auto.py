@@ -7,7 +7,6 @@ import pytest
 from supancl import recipe
 from supancl.data.opening import Survey
 from supancl.recipes.auto import METHODS, RULES, TO_BE_CHOSEN, fit_recipe, is_to_be_fitted, open_settings
-from tests.files import assert_mentions, picture, supancl
 
 PHOTOS = Survey(images=540, labelled=108, classes=6, side=64)
 CIFAR = Survey(images=45_000, labelled=45_000, classes=100, side=32)
@@ -60,16 +59,6 @@ def test_short_epochs_are_checked_and_saved_less_often():
     assert small.monitor_every == small.checkpoint_epochs > 5
     assert small.monitor_every * (PHOTOS.images // small.batch_size) <= 200
     assert (large.monitor_every, large.checkpoint_epochs) == (1, 1)
-
-
-def test_an_image_that_is_skipped_is_in_no_batch(tmp_path, capsys):
-    for i in range(16):
-        picture(tmp_path / "photos" / f"{i}.jpg", seed=i, size=(40, 40))
-    (tmp_path / "photos" / "text.jpg").write_text("not an image")
-    said = supancl(capsys, "pretrain", "--data", tmp_path / "photos", "--skip-bad-images", "--epochs", "1",
-                   "--out", tmp_path / "run", "--device", "cpu")  # fmt: skip
-    assert said.code == 0, said.err
-    assert_mentions(said.out, "train.batch_size = 14")
 
 
 def test_other_recipes_are_not_touched():
