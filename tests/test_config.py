@@ -27,11 +27,10 @@ from supancl.config import (
 )
 from supancl.core.branches import BranchSpec, HeadSpec
 from supancl.core.encoders import EncoderSpec
-from supancl.core.heads import MLP
 from supancl.core.losses import Align, Contrast, Loss
 from supancl.core.methods import METHODS
 from supancl.core.pools import PoolSpec
-from supancl.core.schedules import ScheduleSpec
+from supancl.core.specs import MLP, ScheduleSpec
 from supancl.data.views.specs import Crops, Masks, ViewSpec
 from supancl.errors import BadInput
 from tests.files import mentions

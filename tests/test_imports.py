@@ -121,7 +121,7 @@ def test_the_bottom_rests_on_the_standard_library_alone(module):
     assert outside == set()
 
 
-@pytest.mark.parametrize("name", ["losses", "pools", "branches", "heads"])
+@pytest.mark.parametrize("name", ["losses", "pools", "branches", "specs"])
 def test_the_words_of_the_paper_rest_on_torch_alone(name):
     outside = {base.split(".")[0] for base, _ in IMPORTS[f"supancl.core.{name}"]}
     assert outside - set(sys.stdlib_module_names) - {"supancl"} <= {"torch"}
@@ -135,7 +135,7 @@ def test_the_package_never_imports_what_lies_beside_it(room):
 @pytest.mark.parametrize(
     ("source", "module", "is_package", "expected"),
     [
-        ("import torch.nn as nn", "supancl.core.heads", False, {("torch.nn", "")}),
+        ("import torch.nn as nn", "supancl.core.specs", False, {("torch.nn", "")}),
         ("from supancl import paper, __doc__", "supancl.cli", False, {("supancl.paper", ""), ("supancl", "__doc__")}),
         ("from . import pools", "supancl.core.losses", False, {("supancl.core", "pools")}),
         ("from .specs import Crops", "supancl.data.views", True, {("supancl.data.views.specs", "Crops")}),

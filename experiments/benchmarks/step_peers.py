@@ -17,7 +17,7 @@ from step_ours import Contender, Peak
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from supancl.core.heads import MLP
+from supancl.core.specs import MLP
 from supancl.data.splits import Data
 from supancl.data.views.specs import Crops
 from supancl.recipes import Recipe

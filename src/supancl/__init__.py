@@ -66,11 +66,10 @@ if TYPE_CHECKING:
     from supancl.cli.doctor import doctor
     from supancl.core.branches import Branches, BranchSpec, HeadSpec
     from supancl.core.encoders import Encoder, EncoderSpec
-    from supancl.core.heads import MLP
     from supancl.core.losses import Align, Contrast, CrossEntropy, SemiAlign, Terms
     from supancl.core.methods import METHODS, Method
     from supancl.core.pools import ClassQueues, Pool, PoolSpec, Prototypes, Queue
-    from supancl.core.schedules import ema_momentum, learning_rate
+    from supancl.core.specs import MLP, ema_momentum, learning_rate
     from supancl.data import Crops, Data, DataSpec, Masks, from_arrays, open_data
     from supancl.data.sources.benchmarks import Benchmark
     from supancl.probes import (

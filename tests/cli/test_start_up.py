@@ -109,12 +109,12 @@ def first_use():
     code = """
 import sys
 import supancl.lazy
-from supancl.core import heads, losses
+from supancl.core import losses, specs
 assert "torch" not in sys.modules
 losses.torch.zeros(1)
 torch = sys.modules["torch"]
 assert losses.torch is torch and supancl.lazy.torch is torch
-assert losses.F is torch.nn.functional and heads.nn is torch.nn and supancl.lazy.dist is torch.distributed
+assert losses.F is torch.nn.functional and specs.nn is torch.nn and supancl.lazy.dist is torch.distributed
 print("replaced")
 import supancl
 supancl.pretrain

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from supancl.core.branches import Branches
-from supancl.core.heads import MLP
 from supancl.core.losses import Align, Contrast
 from supancl.core.pools import Queue
+from supancl.core.specs import MLP
 from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 

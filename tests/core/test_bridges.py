@@ -11,10 +11,10 @@ from torch import nn
 
 from supancl.core.branches import Branches, HeadSpec
 from supancl.core.encoders import EncoderSpec
-from supancl.core.heads import MLP
 from supancl.core.losses import Align
 from supancl.core.methods import METHODS, assemble
 from supancl.core.pools import PoolSpec
+from supancl.core.specs import MLP
 from tests.helpers import POOLS, pool_and_reference, some_labels, units
 
 BATCH, WIDTH, CLASSES = 6, 5, 8

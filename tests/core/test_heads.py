@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from supancl.core.heads import MLP
+from supancl.core.specs import MLP
 
 
 def parts(head, kind):

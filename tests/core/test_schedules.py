@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from supancl.core.schedules import ScheduleSpec, ema_momentum, learning_rate
+from supancl.core.specs import ScheduleSpec, ema_momentum, learning_rate
 
 EPOCHS, STEPS, PEAK = 10, 5, 0.4
 

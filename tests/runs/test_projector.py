@@ -9,7 +9,7 @@ import pytest
 
 from supancl import embed, load_encoder
 from supancl.cli import main
-from supancl.core.heads import MLP
+from supancl.core.specs import MLP
 from supancl.data.opening import open_data
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.runs.folder import RunFolder

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from supancl.core.specs import EncoderSpec as EncoderSpec
-from supancl.core.specs import check_size, suggest_timm
+from supancl.core.specs import check_size
 from supancl.data.from_python import Preprocessing
 from supancl.errors import BadInput, did_you_mean
+from supancl.files import reason
 
 PROJECTOR = "projector"  # the name of the layer after the encoder
 
@@ -34,8 +33,7 @@ class Encoder(nn.Module):
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         if len(spec.mean) != len(spec.std) or len(spec.mean) not in (1, spec.channels):
-            numbers = f"encoder.mean: {len(spec.mean)}, encoder.std: {len(spec.std)}"
-            raise BadInput(f"{numbers} numbers; give each one per channel (encoder.channels = {spec.channels})")
+            raise BadInput(f"encoder.mean, encoder.std: give each {spec.channels} numbers, one per channel")
         self.spec = spec
         self.size, self.mean, self.std = spec.size, spec.mean, spec.std
         self.body, self.width = _build(spec)
@@ -54,22 +52,11 @@ class Encoder(nn.Module):
 
     @property
     def transform(self) -> Preprocessing:
-        """The preprocessing of one image, an array (H, W[, C]) of uint8, a Pillow image or a path, to a tensor.
+        """From one image, an array (H, W[, C]) of uint8, a Pillow image or a path, to a tensor.
 
         It needs no encoder and pickles, so it is also a `transform` for torchvision's data sets.
-
-        >>> import numpy as np
-        >>> encoder = EncoderSpec("cnn", size=32).build().eval()
-        >>> image = encoder.transform(np.zeros((40, 60, 3), np.uint8))
-        >>> image.shape, encoder(image[None]).shape
-        (torch.Size([3, 32, 32]), torch.Size([1, 128]))
         """
         return Preprocessing(self.spec.channels, self.size, self.mean, self.std)
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """The names that `features` accepts next to "pooled": every module of the body except Identity."""
-        return tuple(name for name, module in self.body.named_modules() if name and not isinstance(module, nn.Identity))
 
     def features(self, images: Tensor, layer: str = "pooled") -> Tensor:
         """One vector per image: the output of `layer`, a module of the body by name.
@@ -82,20 +69,19 @@ class Encoder(nn.Module):
             return self(images)  # type: ignore[no-any-return]
         if layer == PROJECTOR and self.projector is not None:
             return self.projector(self(images))  # type: ignore[no-any-return]
-        if layer not in self.layers:
-            hint = did_you_mean(layer, ["pooled", *self.layers])
+        modules = dict(self.body.named_modules())
+        if layer not in modules:
+            hint = did_you_mean(layer, ["pooled", *modules])
             raise BadInput(f"encoder {self.spec.name!r} has no layer {layer!r}{hint}")
         outputs: list[Any] = []
-        handle = self.body.get_submodule(layer).register_forward_hook(lambda module, args, out: outputs.append(out))
+        handle = modules[layer].register_forward_hook(lambda module, args, out: outputs.append(out))
         try:
             self(images)
         finally:
             handle.remove()
         output = outputs[-1] if outputs else None
         if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
-            raise BadInput(
-                f"layer {layer!r} of encoder {self.spec.name!r} gives no vectors, tokens or maps; choose another"
-            )
+            raise BadInput(f"layer {layer!r} of encoder {self.spec.name!r} gives no vectors, tokens or maps")
         if output.ndim == 3:
             body: Any = self.body
             has_class_token = getattr(body, "cls_token", getattr(body, "class_token", None)) is not None
@@ -107,27 +93,14 @@ class Encoder(nn.Module):
             return output.mean((1, 2) if channels_last else (2, 3))
         return output
 
-    @torch.inference_mode()
-    def check_layer(self, layer: str) -> None:
-        """Refuse a layer that `features` would refuse, by trying a blank image."""
-        if layer == "pooled":
-            return
-        shape = (self.size,) if self.spec.name == "linear" else (self.spec.channels, self.size, self.size)
-        training = self.training
-        self.eval()
-        try:
-            self.features(torch.zeros(1, *shape, device=next(self.parameters()).device), layer)
-        finally:
-            self.train(training)
-
 
 def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
     check_size(spec)
-    libraries = {"timm": _timm, "torchvision": _torchvision}
-    builder = libraries.get(spec.name.partition(":")[0]) or {**VARIANTS, **BUILDERS}.get(spec.name)
+    is_foreign = spec.name.startswith(("timm:", "torchvision:"))
+    builder = _from_library if is_foreign else {**VARIANTS, **BUILDERS}.get(spec.name)
     if builder is None:
-        hint = suggest_timm(spec.name) or did_you_mean(spec.name, [*BUILDERS, "timm:NAME"])
-        raise UnknownEncoder(f"unknown encoder {spec.name!r}{hint}")
+        hint = did_you_mean(spec.name, [*BUILDERS, "timm:NAME"])
+        raise UnknownEncoder(f"unknown encoder {spec.name!r}{hint}; models of timm are timm:NAME")
     return builder(spec)
 
 
@@ -186,19 +159,10 @@ def _vit_small(spec: EncoderSpec) -> tuple[nn.Module, int]:
     from timm.models.vision_transformer import VisionTransformer
 
     width, patch = 384, 16
-    body: Any = VisionTransformer(
-        img_size=spec.size,
-        patch_size=patch,
-        in_chans=spec.channels,
-        embed_dim=width,
-        depth=12,
-        num_heads=12,
-        num_classes=0,
-        class_token=True,
-        global_pool="token",
-    )
-    side = spec.size // patch
-    position = torch.cat([torch.zeros(1, width), sincos_positions(side, width)])  # the class token has none
+    options = {"img_size": spec.size, "patch_size": patch, "in_chans": spec.channels, "num_classes": 0}
+    body: Any = VisionTransformer(**options, embed_dim=width, depth=12, num_heads=12)
+    positions = sincos_positions(spec.size // patch, width)
+    position = torch.cat([torch.zeros(1, width), positions])  # the class token has none
     body.pos_embed = nn.Parameter(position[None], requires_grad=False)
     for name, layer in body.named_modules():
         if isinstance(layer, nn.Linear):
@@ -224,48 +188,40 @@ def sincos_positions(side: int, width: int) -> Tensor:
     return torch.cat([down.sin(), down.cos(), across.sin(), across.cos()], dim=1).float()
 
 
-def _timm(spec: EncoderSpec) -> tuple[nn.Module, int]:
+def _from_library(spec: EncoderSpec) -> tuple[nn.Module, int]:
+    """A model of timm or a classifier of torchvision, without its classifier and without trained weights."""
+    library, _, name = spec.name.partition(":")
+    try:
+        body = _timm(name, spec) if library == "timm" else _torchvision(name, spec)
+        return body, width_of(body, spec)
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:  # for sizes that it does not take
+        raise BadInput(f"encoder.size = {spec.size}: {spec.name} does not take it ({reason(error)})") from None
+
+
+def _timm(name: str, spec: EncoderSpec) -> nn.Module:
     import timm
 
-    name = spec.name.removeprefix("timm:")
     if not timm.is_model(name):
         raise BadInput(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": spec.channels}
-    with _explain_size_errors(spec):
-        try:
-            body = timm.create_model(name, img_size=spec.size, **options)
-        except TypeError:  # convolutional models take any size and do not know the argument
-            body = timm.create_model(name, **options)
-        return body, width_of(body, spec)
+    try:
+        return timm.create_model(name, img_size=spec.size, **options)  # type: ignore[no-any-return]
+    except TypeError:  # convolutional models take any size and do not know the argument
+        return timm.create_model(name, **options)  # type: ignore[no-any-return]
 
 
-def _torchvision(spec: EncoderSpec) -> tuple[nn.Module, int]:
+def _torchvision(name: str, spec: EncoderSpec) -> nn.Module:
     import torchvision
 
-    name = spec.name.removeprefix("torchvision:")
     names = torchvision.models.list_models(module=torchvision.models)
     if name not in names:
         raise BadInput(f"torchvision has no classifier {name!r}{did_you_mean(name, names)}")
     if spec.channels != 3:
         raise BadInput(f"encoder.channels = {spec.channels}: torchvision's {name} takes 3; timm:NAME takes any number")
     options = {"image_size": spec.size} if name.startswith("vit_") else {}  # the others accept any size, or a fixed one
-    with _explain_size_errors(spec):
-        body = torchvision.models.get_model(name, weights=None, **options)
-        classifier = find_classifier(body)
-        if not classifier:
-            raise BadInput(f"torchvision's {name} has no linear classifier to leave out; choose another model")
-        body.set_submodule(classifier, nn.Identity())
-        return body, width_of(body, spec)
-
-
-@contextmanager
-def _explain_size_errors(spec: EncoderSpec) -> Iterator[None]:
-    """Turn the different errors of models that do not accept this image size into one message."""
-    try:
-        yield
-    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"encoder.size = {spec.size}: {spec.name} does not take it ({reason})") from None
+    body: nn.Module = torchvision.models.get_model(name, weights=None, **options)
+    body.set_submodule(find_classifier(body), nn.Identity())
+    return body
 
 
 @torch.no_grad()
@@ -281,8 +237,7 @@ def width_of(body: nn.Module, spec: EncoderSpec) -> int:
     finally:
         body.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2:
-        output = f"features of shape {tuple(features.shape[1:])}" if isinstance(features, Tensor) else type(features)
-        raise BadInput(f"encoder {spec.name!r} gives {output}, not one vector for each image")
+        raise BadInput(f"encoder {spec.name!r} does not give one vector for each image")
     return features.shape[1]
 
 

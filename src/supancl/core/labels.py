@@ -77,10 +77,8 @@ class Labels:
     def check_single(self, location: str, what: str) -> None:
         """Refuse several or soft labels, or those of a hierarchy's levels, where `what` takes one label per sample."""
         if self.own_weights is not None:
-            raise BadInput(
-                f"{location}: images have several or soft labels, or one on each level of data.hierarchy, and {what} "
-                "takes one label per image; name data with one each, or leave data.hierarchy out"
-            )
+            problem = f"images have several or soft labels, or data.hierarchy, and {what} takes one label per image"
+            raise BadInput(f"{location}: {problem}; give data with one label each")
 
     @property
     def weights(self) -> Tensor:
@@ -130,9 +128,8 @@ class Labels:
         """(N, classes): the weights of each sample, 0 for classes that it does not have."""
         # one extra column, for padding
         rows = torch.zeros(len(self), classes + 1, dtype=dtype, device=self.classes.device)
-        return rows.scatter_(1, torch.where(self.classes >= 0, self.classes, classes), self.weights.to(dtype))[
-            :, :classes
-        ]
+        column = torch.where(self.classes >= 0, self.classes, classes)
+        return rows.scatter_(1, column, self.weights.to(dtype))[:, :classes]
 
     def counts(self, classes: int = 1) -> Tensor:
         """(at least `classes`,): how many samples have each class."""
@@ -175,18 +172,12 @@ class Labels:
         return self if self.own_weights is None else replace(self, own_rarest=self._first_by(counts))
 
 
-def one_each(labels: Tensor) -> Tensor:
-    """(N,): the labels that a step carries, of one each."""
-    return labels.long() if labels.ndim == 1 else Labels.of(labels).single
-
-
 def check_classes(labels: Tensor, classes: int) -> None:
     """On a CPU, refuse labels of a step that a pool of so many classes was not made for."""
     # on a GPU this would wait for the device and break the compiled graph; indexing fails there anyway
-    if labels.device.type != "cpu" or torch.compiler.is_compiling() or not labels.numel():
-        return
-    if (largest := int((labels if labels.ndim == 1 else labels[..., 0]).max())) >= classes:
-        raise ValueError(f"label {largest} in a pool made for {classes} classes; labels are 0 to {classes - 1}, or -1")
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
+        if (largest := int((labels if labels.ndim == 1 else labels[..., 0]).max())) >= classes:
+            raise ValueError(f"label {largest} in a pool made for {classes} classes")
 
 
 def weight_of_class(classes: Tensor, others: Labels, dtype: torch.dtype) -> Tensor:
@@ -205,7 +196,7 @@ def mean_weights(labels: Labels, others: Labels, self_mask: Tensor, dtype: torch
     it is one. Without a label it is the sample's own.
     """
     if labels.has_one_each:
-        weight = (same_class(labels, others) | self_mask).to(dtype)
+        weight = (positive_weights(labels, others, dtype) | self_mask).to(dtype)
         return weight / weight.sum(1, keepdim=True)
     shares = labels.shares(dtype)
     result = torch.zeros(len(labels), len(others), dtype=dtype, device=shares.device)
@@ -214,12 +205,6 @@ def mean_weights(labels: Labels, others: Labels, self_mask: Tensor, dtype: torch
         total = members.sum(1, keepdim=True)
         result += shares[:, column, None] * (members / torch.where(total > 0, total, 1.0))
     return torch.where(labels.is_labelled[:, None], result, self_mask.to(dtype))
-
-
-def same_class(labels: Labels, others: Labels) -> Tensor:
-    """(B, N): True for equal labels, of one each; no label equals nothing, not even another one without."""
-    mine = labels.single[:, None]
-    return (mine == others.single[None, :]) & (mine >= 0)
 
 
 def overlap(labels: Labels, others: Labels, dtype: torch.dtype) -> Tensor:
@@ -235,9 +220,10 @@ def overlap(labels: Labels, others: Labels, dtype: torch.dtype) -> Tensor:
 
 def positive_weights(labels: Labels, others: Labels, dtype: torch.dtype) -> Tensor:
     """(B, N): which of the others are positives (bool); for several or soft labels, how much each counts."""
-    if labels.has_one_each and others.has_one_each:
-        return same_class(labels, others)
-    return overlap(labels, others, dtype)
+    if not labels.has_one_each or not others.has_one_each:
+        return overlap(labels, others, dtype)
+    mine = labels.single[:, None]
+    return (mine == others.single[None, :]) & (mine >= 0)  # no label equals nothing, not even another one without
 
 
 def draw_column(weights: Tensor, uniform: Tensor) -> Tensor:

@@ -74,12 +74,12 @@ class LossTraits:
     @property
     def takes_alpha(self) -> bool:
         """Whether a call accepts a tensor `alpha`, which replaces the number in the recipe."""
-        return False
+        return type(self) in (Align, SemiAlign)  # a plugin's may override the call, or read self.alpha
 
     @property
     def takes_pairs(self) -> bool:
         """Whether labels may be pairs (B, L, 2) of class and weight, for several or soft labels."""
-        return False
+        return type(self) in (Align, SemiAlign, Contrast, CrossEntropy)
 
     def batch_weight(self, labels: Tensor, batch_labels: Tensor) -> Tensor | float:
         """Weight of a micro-batch with these labels in the mean over the batch."""
@@ -107,14 +107,6 @@ class Align(LossTraits):
     @property
     def supervised(self) -> bool:
         return self.alpha < 1.0
-
-    @property
-    def takes_alpha(self) -> bool:
-        return type(self) in (Align, SemiAlign)  # a plugin's may override the call, or read self.alpha
-
-    @property
-    def takes_pairs(self) -> bool:
-        return self.takes_alpha
 
     def sees_batch(self, pool: Pool | None) -> bool:
         """Whether one sample's loss depends on the others of its (micro-)batch."""
@@ -186,8 +178,7 @@ class SemiAlign(Align):
     def supervised_target(
         self, cross_view: Tensor, labels: Tensor, pool: Pool | None, global_batch: GlobalBatch | None = None
     ) -> Tensor:
-        if pool is None:
-            raise ValueError("SemiAlign needs a pool")
+        assert pool is not None
         target = super().supervised_target(cross_view, labels, pool, global_batch)
         means, is_held = pool.all_means()
         own = cross_view.detach().to(means.dtype)
@@ -226,10 +217,6 @@ class Contrast(LossTraits):
     def supervised(self) -> bool:
         return self.positives == "own-class"
 
-    @property
-    def takes_pairs(self) -> bool:
-        return type(self) is Contrast
-
     def sees_batch(self, pool: Pool | None) -> bool:
         return self.against != "pool"
 
@@ -246,28 +233,20 @@ class Contrast(LossTraits):
         with torch.autocast(anchors.device.type, enabled=False):
             if global_batch is None or self.against == "pool":  # an anchor then needs only its own target of the batch
                 global_batch = GlobalBatch.from_all_rows(targets, labels)
-            total = self._mean_over_anchors(anchors, labels, pool, global_batch)
+            dtype = torch.promote_types(anchors.dtype, torch.float32)
+            anchors, global_batch = anchors.to(dtype), global_batch._replace(targets=global_batch.targets.to(dtype))
+            logits, positive = self._batch_candidates(anchors, labels, global_batch)
+            if self.needs_pool:
+                assert pool is not None
+                pool_logits, pool_positive = self._pool_candidates(anchors, labels, pool)
+                logits = torch.cat([logits, pool_logits], dim=-1)
+                positive = torch.cat([positive, pool_positive], dim=-1)
+            log_probability = F.log_softmax(logits, dim=-1)
+            # logits of non-candidates are -inf; `where` keeps them out of the sum and the gradient
+            chosen = torch.where(positive > 0, log_probability, torch.zeros_like(log_probability))
+            log_likelihood = (chosen if positive.dtype == torch.bool else positive * chosen).sum(-1)
+            total = -(log_likelihood / positive.sum(-1)).mean()
         return Terms(total, total.detach(), total.detach())
-
-    def _mean_over_anchors(
-        self, anchors: Tensor, labels: Tensor, pool: Pool | None, global_batch: GlobalBatch
-    ) -> Tensor:
-        dtype = torch.promote_types(anchors.dtype, torch.float32)
-        anchors, global_batch = anchors.to(dtype), global_batch._replace(targets=global_batch.targets.to(dtype))
-        logits, positive = self._batch_candidates(anchors, labels, global_batch)
-        if self.needs_pool:
-            if pool is None:
-                raise ValueError(f"Contrast against {self.against!r} needs a pool")
-            pool_logits, pool_positive = self._pool_candidates(anchors, labels, pool)
-            logits = torch.cat([logits, pool_logits], dim=-1)
-            positive = torch.cat([positive, pool_positive], dim=-1)
-        log_probability = F.log_softmax(logits, dim=-1)
-        # logits of non-candidates are -inf; `where` keeps them out of the sum and the gradient
-        if positive.dtype == torch.bool:
-            log_likelihood = torch.where(positive, log_probability, torch.zeros_like(log_probability)).sum(-1)
-        else:
-            log_likelihood = (positive * torch.where(positive > 0, log_probability, 0.0)).sum(-1)
-        return -(log_likelihood / positive.sum(-1)).mean()
 
     def _batch_candidates(self, anchors: Tensor, labels: Tensor, global_batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         targets, self_mask = global_batch.targets, global_batch.self_mask()
@@ -277,9 +256,8 @@ class Contrast(LossTraits):
             same = same.masked_fill(self_mask, 1)  # each sample's own other view is a positive
         other_view = anchors @ targets.flip(0).mT / self.temperature  # (2, B, N): the other view's targets
         if self.against == "pool":
-            return other_view.diagonal(dim1=1, dim2=2).unsqueeze(-1), torch.ones_like(
-                anchors[..., :1], dtype=torch.bool
-            )
+            own = other_view.diagonal(dim1=1, dim2=2).unsqueeze(-1)
+            return own, torch.ones_like(own, dtype=torch.bool)
         if not self.against.startswith("both-views"):
             return other_view, same.expand_as(other_view)
         same_view = (anchors @ targets.mT / self.temperature).masked_fill(self_mask, -torch.inf)
@@ -317,10 +295,6 @@ class CrossEntropy(LossTraits):
     @property
     def supervised(self) -> bool:
         return True
-
-    @property
-    def takes_pairs(self) -> bool:
-        return type(self) is CrossEntropy
 
     def sees_batch(self, pool: Pool | None) -> bool:
         return False

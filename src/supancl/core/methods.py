@@ -39,34 +39,24 @@ _QUEUE = PoolSpec("queue", size=8192)  # Sec. 5.1
 _MOCO = BranchSpec(target="momentum", momentum=0.999, momentum_end=0.999)  # App. C
 _MOCO3 = BranchSpec(target="momentum", momentum=0.99)  # App. G
 
-SIMCLR = Method(_SHARED, Contrast(temperature=0.1))
-SUPCON = replace(SIMCLR, loss=Contrast(positives="own-class", temperature=0.1))
-MOCO2 = Method(_MOCO, Contrast(against="pool", temperature=0.2), _QUEUE)
-SUPMOCO = replace(MOCO2, loss=Contrast(positives="own-class", against="other-view+pool", temperature=0.07))
-MOCO3 = Method(_MOCO3, Contrast(against="other-view", temperature=0.2), predictor=True)
-SIMSIAM = Method(_STOPPED, Align(alpha=1.0), predictor=True)
-SUPSIAM = replace(SIMSIAM, loss=Align(alpha=0.5), pool=_QUEUE)
-BYOL = Method(BranchSpec(target="momentum", momentum=0.996), Align(alpha=1.0), predictor=True)
-SUPBYOL = replace(BYOL, loss=Align(alpha=0.5), pool=_QUEUE)
-SEMI = replace(SUPSIAM, loss=SemiAlign(alpha=0.5))
-CROSSENTROPY = Method(_SHARED, CrossEntropy())
+_BYOL = BranchSpec(target="momentum", momentum=0.996)
 
 METHODS: dict[str, Method] = {
-    "simclr": SIMCLR,
-    "supcon": SUPCON,
-    "moco2": MOCO2,
-    "supmoco": SUPMOCO,
-    "moco3": MOCO3,
-    "simsiam": SIMSIAM,
-    "supsiam": SUPSIAM,
-    "byol": BYOL,
-    "supbyol": SUPBYOL,
-    "crossentropy": CROSSENTROPY,
+    "simclr": Method(_SHARED, Contrast(temperature=0.1)),
+    "supcon": Method(_SHARED, Contrast(positives="own-class", temperature=0.1)),
+    "moco2": Method(_MOCO, Contrast(against="pool", temperature=0.2), _QUEUE),
+    "supmoco": Method(_MOCO, Contrast(positives="own-class", against="other-view+pool", temperature=0.07), _QUEUE),
+    "moco3": Method(_MOCO3, Contrast(against="other-view", temperature=0.2), predictor=True),
+    "simsiam": Method(_STOPPED, Align(alpha=1.0), predictor=True),
+    "supsiam": Method(_STOPPED, Align(alpha=0.5), _QUEUE, predictor=True),
+    "byol": Method(_BYOL, Align(alpha=1.0), predictor=True),
+    "supbyol": Method(_BYOL, Align(alpha=0.5), _QUEUE, predictor=True),
+    "crossentropy": Method(_SHARED, CrossEntropy()),
     # not in the paper: SupSiam for few labels
-    "semi": SEMI,
+    "semi": Method(_STOPPED, SemiAlign(alpha=0.5), _QUEUE, predictor=True),
     # Table 8: without a pool the class mean is taken over the batch
-    "supsiam-nopool": replace(SUPSIAM, pool=PoolSpec()),
-    "supbyol-nopool": replace(SUPBYOL, pool=PoolSpec()),
+    "supsiam-nopool": Method(_STOPPED, Align(alpha=0.5), predictor=True),
+    "supbyol-nopool": Method(_BYOL, Align(alpha=0.5), predictor=True),
 }
 
 COLLAPSE_CELLS: dict[tuple[bool, bool], str] = {
@@ -96,9 +86,7 @@ def assemble(
 
     body = encoder.build()
     projector = heads.projector if heads.projector.out is not None else replace(heads.projector, out=classes)
-    width = projector.out
-    assert width is not None
-    predictor = None
+    width, predictor = projector.out or classes, None
     if heads.predictor is not None:
         predictor = replace(heads.predictor, out=width).build(width)  # a prediction is compared with a projection
     built_branches = Branches(body, projector.build(body.width), predictor, branches.target, normalize=loss.normalizes)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from supancl.core.labels import Labels, as_integers, check_classes, draw_column, one_each, weight_of_class
+from supancl.core.labels import Labels, as_integers, check_classes, draw_column, weight_of_class
 from supancl.core.specs import PoolSpec as PoolSpec
 from supancl.distributed import SINGLE_PROCESS, Ranks, RowRange
 from supancl.errors import BadInput
@@ -61,10 +61,7 @@ class Pool(nn.Module, ABC):
 
     def all_means(self) -> tuple[Tensor, Tensor]:
         """(classes, D): the mean of each class, at least in float32; and (classes,): which classes are in the pool."""
-        raise BadInput(
-            f"{type(self).__name__} has no all_means, the means of all classes, which the loss 'semi' asks for; "
-            "define it, or set pool.kind=queue"
-        )
+        raise BadInput(f"{type(self).__name__} has no all_means, which the loss 'semi' needs; set pool.kind=queue")
 
     @abstractmethod
     def stored(self) -> Stored:
@@ -141,7 +138,7 @@ class Rings(Pool):
                 classes, weights = classes.reshape(-1, 1), weights.reshape(-1, 1)
             slot, keep = self._assign_slots(classes.amax(1))
         else:
-            classes, weights = one_each(labels), None
+            classes, weights = Labels.of(labels).single, None
             slot, keep = self._assign_slots(classes)
         slot = torch.where(keep, slot, self.rings * self.size)
         classes = torch.where(keep if weights is None else keep[:, None], classes, EMPTY)  # the extra slot stays empty
@@ -181,7 +178,7 @@ class Rings(Pool):
         if samples is not None:
             return self._mean_of_samples(Labels.of(labels), samples, fallback, row_range)
         if not self.has_weights:
-            row = self._row_of(one_each(labels))
+            row = self._row_of(Labels.of(labels).single)
             count = self.tally[row]
             mean = self.sums[row] / count.clamp(min=1)[:, None]
             return torch.where((count > 0)[:, None], mean.to(fallback.dtype), fallback)

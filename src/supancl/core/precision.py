@@ -13,19 +13,20 @@ Precision = Literal["fp32", "bf16"]
 
 def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device with this name, or the best one for "auto"; each rank on this machine (`local_rank`) gets its GPU."""
-    kind, _, number = name.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdigit())):
-        raise BadInput(f"device {name!r}: must be auto, cpu, cuda or cuda:N")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if kind == "auto":
-        kind = "cuda" if gpus else "cpu"
-    index = int(number) if number else local_rank
-    if kind == "cpu":
+    try:
+        device = torch.device(("cuda" if gpus else "cpu") if name == "auto" else name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"device {name!r}: must be auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
         return torch.device("cpu")
+    index = local_rank if device.index is None else device.index
     if gpus <= (index or 0):
         raise BadInput(f"device {name}: GPUs that torch can use: {gpus}; use cpu, or fewer ranks")
     if index is None:
-        return torch.device("cuda")
+        return device
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

@@ -1,19 +1,27 @@
-"""The fields of a recipe for encoder, heads, branches and pool. Only `build` needs torch."""
+"""The fields of a recipe for encoder, heads, branches, pool and schedules; only `build` needs torch.
+
+Nothing else in the package changes a learning rate or an EMA momentum than `learning_rate` and `ema_momentum`.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Positive, Within, marked
-from supancl.core.heads import MLP
+from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Natural, Positive, Within, check_fields, marked
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.errors import BadInput
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from supancl.core.encoders import Encoder
     from supancl.core.pools import Pool
+else:
+    from supancl.lazy import nn
 
 # the patch size in the names of vision transformers
 PATCH_SIZE_IN_NAME = re.compile(r"timm:.*patch(\d+)|torchvision:vit_[a-z]+_(\d+)$")
@@ -40,28 +48,13 @@ class EncoderSpec:
         return Encoder(self)
 
 
-def suggest_timm(name: str) -> str:
-    """'; did you mean timm:NAME?' if timm has a model of this name, else empty.
-
-    Importing timm takes seconds, so it is asked only about what looks like an architecture: resnet50d, convnext_tiny.
-    """
-    if not re.fullmatch(r"[a-z][a-z0-9]*[0-9_][a-z0-9_]*(\.[a-z0-9_]+)?", name):
-        return ""
-    import timm
-
-    return f"; did you mean 'timm:{name}'?" if timm.is_model(name) else ""
-
-
-def check_size(spec: EncoderSpec, patch: int | None = None) -> None:
+def check_size(spec: EncoderSpec) -> None:
     """Refuse a size that is not a multiple of the patch size: the encoder would ignore the border."""
     match = PATCH_SIZE_IN_NAME.match(spec.name)
-    patch = patch or (16 if spec.name == "vit-small" else int(match[1] or match[2]) if match else 1)
-    remainder = spec.size % patch
-    if remainder:
-        sizes = [side for side in (spec.size - remainder, spec.size - remainder + patch) if side]
+    patch = 16 if spec.name == "vit-small" else int(match[1] or match[2]) if match else 1
+    if spec.size % patch:
         raise BadInput(
-            f"encoder.size = {spec.size}: {spec.name} cuts images into patches of {patch} px and would "
-            f"never see the last {remainder} px of their rows and columns; use {' or '.join(map(str, sizes))}"
+            f"encoder.size = {spec.size}: {spec.name} cuts images into patches of {patch} px; use a multiple of it"
         )
 
 
@@ -80,6 +73,65 @@ class BranchSpec:
     target: Target = "stop-gradient"
     momentum: Fraction = marked(0.996, FREE_IN_A_SHARED_STEP)
     momentum_end: Fraction = marked(1.0, FREE_IN_A_SHARED_STEP)  # equal to `momentum`: constant
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Widths of the hidden layers and of the output, and which layers have batch norm and bias.
+
+    A hidden width of None is the input width: that of the encoder, for a projector.
+
+    >>> MLP(hidden=(512,), out=2048).build(2048)[-1].out_features
+    2048
+    """
+
+    hidden: tuple[Count | None, ...] = ()
+    out: Count | None = None  # None: the number of classes, for a classifier
+    norm: Literal["batch", "none"] = "batch"
+    last_norm: Literal["none", "batch", "batch-no-affine"] = "none"
+    bias: Literal["auto", "none"] = "auto"  # auto: only where no batch norm follows, which would cancel it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @staticmethod
+    def describe(weights: Mapping[str, Tensor]) -> tuple[MLP, int]:
+        """The spec and the input width of a head with these weights, named as `build` names them.
+
+        >>> spec = MLP(hidden=(8,), out=4, last_norm="batch")
+        >>> MLP.describe(spec.build(6).state_dict()) == (spec, 6)
+        True
+        """
+        linear = sorted(int(name.split(".")[0]) for name, value in weights.items() if value.ndim == 2)
+        normed = [f"{index + 1}.running_mean" in weights for index in linear]
+        biased = [f"{index}.bias" in weights for index in linear]
+        widths = [len(weights[f"{index}.weight"]) for index in linear]
+        affine = f"{linear[-1] + 1}.weight" in weights
+        return MLP(
+            tuple(widths[:-1]),
+            widths[-1],
+            "batch" if not linear[:-1] or normed[0] else "none",
+            "none" if not normed[-1] else "batch" if affine else "batch-no-affine",
+            "auto" if all(norm != bias for norm, bias in zip(normed, biased, strict=True)) else "none",
+        ), weights[f"{linear[0]}.weight"].shape[1]
+
+    def build(self, width: int) -> nn.Sequential:
+        if self.out is None:
+            raise ValueError("MLP.out is not known yet; give it the number of classes first")
+        layers: list[nn.Module] = []
+        for hidden_width in self.hidden:
+            hidden = width if hidden_width is None else hidden_width
+            normed = self.norm == "batch"
+            layers.append(nn.Linear(width, hidden, bias=self.bias == "auto" and not normed))
+            if normed:
+                layers.append(nn.BatchNorm1d(hidden))
+            layers.append(nn.ReLU(inplace=True))
+            width = hidden
+        normed = self.last_norm != "none"
+        layers.append(nn.Linear(width, self.out, bias=self.bias == "auto" and not normed))
+        if normed:
+            layers.append(nn.BatchNorm1d(self.out, affine=self.last_norm == "batch"))
+        return nn.Sequential(*layers)
 
 
 @dataclass(frozen=True)
@@ -116,3 +168,59 @@ class PoolSpec:
         if self.kind == "class-queues":
             return ClassQueues(self.size, width, classes, pairs)
         return Prototypes(width, classes, self.rate, ranks if self.sharded else SINGLE_PROCESS)
+
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """Linear warm-up, then cosine to zero; the predictor's rate may be constant (App. C).
+
+    An extended run (`pretrain --extend`) has no second warm-up: its cosine starts at `restart_rate` times the peak.
+    """
+
+    warmup_epochs: Natural = 0
+    decay: Literal["cosine", "constant"] = "cosine"
+    predictor: Literal["constant", "follows"] = "constant"
+    granularity: Literal["step", "epoch"] = "step"  # the released code changes the rate once an epoch
+    restart_epoch: Natural = 0  # of an extended run: where the run that it continues ended
+    restart_rate: Annotated[float, Within(0, 1, exclusive_low=True)] = 1.0
+
+
+def learning_rate(
+    spec: ScheduleSpec, peak: float, epochs: int, steps_per_epoch: int, predictor: bool = False
+) -> Schedule:
+    """A function: step (0, 1, ...) -> learning rate.
+
+    The recipe shortens a warm-up that leaves no epochs for the decay (recipes.recipe.resolve_warmup).
+
+    >>> rate = learning_rate(ScheduleSpec(), peak=1.0, epochs=10, steps_per_epoch=1)
+    >>> rate(0), round(rate(5), 3)
+    (1.0, 0.5)
+    >>> rate = learning_rate(ScheduleSpec(restart_epoch=6, restart_rate=0.2), peak=1.0, epochs=10, steps_per_epoch=1)
+    >>> rate(6), round(rate(8), 3)
+    (0.2, 0.1)
+    """
+    if predictor and spec.predictor == "constant":
+        return lambda step: peak  # constant for the predictor, warm-up included: App. C
+    warmup = spec.warmup_epochs
+    decay_start, top = (spec.restart_epoch, peak * spec.restart_rate) if spec.restart_epoch else (warmup, peak)
+
+    def rate(step: int) -> float:
+        epoch = step / steps_per_epoch if spec.granularity == "step" else float(step // steps_per_epoch)
+        if epoch < warmup:
+            offset = 1 / steps_per_epoch if spec.granularity == "step" else 1  # so that the first rate is not 0
+            return peak * min(1.0, (epoch + offset) / warmup)
+        if spec.decay == "constant":
+            return top
+        return top * 0.5 * (1 + math.cos(math.pi * (epoch - decay_start) / (epochs - decay_start)))
+
+    return rate
+
+
+def ema_momentum(start: float, end: float, steps: int) -> Schedule:
+    """m(t) = end - (end - start)(1 + cos(pi t / T)) / 2: from `start` to `end` over the run."""
+    if start == end:
+        return lambda step: start
+    return lambda step: end - (end - start) * (1 + math.cos(math.pi * step / steps)) / 2

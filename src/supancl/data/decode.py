@@ -57,10 +57,7 @@ class Item(Protocol):
 
 
 def decode(
-    item: Item | Path | Image.Image,
-    channels: int = 3,
-    short_side: int | None = None,
-    resample: Resample = "bilinear",
+    item: Item | Path | Image.Image, channels: int = 3, short_side: int | None = None, resample: Resample = "bilinear"
 ) -> Tensor:
     """One image as uint8 (C, H, W): upright, in RGB or grey, its short side shrunk to `short_side`.
 

@@ -280,13 +280,11 @@ def open_evaluated_encoder(source: Any, options: EvaluationOptions, **overrides:
     """Open an encoder for evaluation; `overrides` go to `open_encoder`."""
     reporter = current_reporter()
     if isinstance(source, Encoder):
-        source.check_layer(options.layer)
         return EvaluatedEncoder(f"{source.spec.name} in memory", source, options, reporter)
     location = str(getattr(source, "folder", source))
     encoder = open_encoder(location, **overrides)
-    if options.layer == PROJECTOR and PROJECTOR not in encoder.layers:
+    if options.layer == PROJECTOR:
         encoder.projector = load_projector(location)
-    encoder.check_layer(options.layer)  # before reading data, which may take an hour
     evaluated = EvaluatedEncoder(location, encoder, options, reporter)
     run, recipe = evaluated.run, evaluated.recipe
     if run is not None and recipe is not None:

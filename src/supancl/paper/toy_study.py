@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.config import to_json
-from supancl.core.schedules import ScheduleSpec, learning_rate
+from supancl.core.specs import ScheduleSpec, learning_rate
 from supancl.data.order import derive_seed
 from supancl.data.sources.arrays import Toy, ToySpec, draw_toy
 from supancl.paper.numbers import TOY, TOY_TRANSFER

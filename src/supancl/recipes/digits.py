@@ -13,9 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from supancl.core.heads import MLP
-from supancl.core.schedules import ScheduleSpec
-from supancl.core.specs import EncoderSpec, HeadSpec
+from supancl.core.specs import MLP, EncoderSpec, HeadSpec, ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.recipes.paper import CLASSIFIER, FAMILIES, NO_AFFINE, build

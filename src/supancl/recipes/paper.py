@@ -21,11 +21,9 @@ from functools import partial
 from typing import Any, Literal
 
 from supancl.config import replaced
-from supancl.core.heads import MLP
 from supancl.core.losses import Align, Contrast
-from supancl.core.methods import METHODS, MOCO3
-from supancl.core.schedules import ScheduleSpec
-from supancl.core.specs import EncoderSpec, HeadSpec, PoolSpec
+from supancl.core.methods import METHODS
+from supancl.core.specs import MLP, EncoderSpec, HeadSpec, PoolSpec, ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops, Masks
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec
@@ -213,7 +211,7 @@ VIT_MOCO_HEADS = HeadSpec(MLP((4096, 4096), 256, last_norm=NO_AFFINE), MLP((4096
 VIT_METHODS: dict[str, Row] = {
     "moco3": ({"heads": VIT_MOCO_HEADS, "optimizer.lr": 1.5e-4, "schedule.predictor": "follows"}, {}),
     "supmoco": ({"heads": VIT_MOCO_HEADS, "optimizer.lr": 1.5e-3, "schedule.predictor": "follows",
-                 "branches": MOCO3.branches,  # EMA from 0.99, as MoCo-v3
+                 "branches": METHODS["moco3"].branches,  # EMA from 0.99, as MoCo-v3
                  "loss": Contrast(positives="own-class", against="other-view+pool", temperature=0.2)}, {}),
     "byol": ({"heads": BYOL_HEADS, "optimizer.lr": 1.5e-3}, {}),
     "supbyol": ({"heads": BYOL_HEADS, "optimizer.lr": 1.5e-3}, {}),

@@ -29,8 +29,7 @@ from supancl.config import (
     validated,
 )
 from supancl.core.losses import Loss, SemiAlign
-from supancl.core.schedules import ScheduleSpec
-from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec, check_size
+from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec, ScheduleSpec, check_size
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import ViewSpec
 from supancl.errors import BadInput

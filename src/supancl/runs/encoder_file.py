@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from supancl.config import from_json, parse_json, to_json
 from supancl.core.encoders import Encoder, EncoderSpec, UnknownEncoder, tensor_shapes
-from supancl.core.heads import MLP
-from supancl.core.specs import suggest_timm
+from supancl.core.specs import MLP
 from supancl.errors import BadInput, program_name
 from supancl.files import did_you_mean_path, open_regular, reason, write_atomically
 from supancl.recipes.plugins import plugin_hint
@@ -211,7 +210,7 @@ def find_encoder_file(path: Path) -> Path:
             f"{path} holds no {file.name}, which a run writes after its first epoch; continue it "
             f"with: {program_name()} pretrain --resume --out {quote(str(path))}"
         )
-    hint = "" if path.is_dir() else did_you_mean_path(path) or suggest_timm(str(path))
+    hint = "" if path.is_dir() else did_you_mean_path(path)
     raise BadInput(f"no file {file}{hint or '; give a run folder or an encoder.safetensors'}")
 
 

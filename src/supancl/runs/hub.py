@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from supancl.config import parse_json
-from supancl.core.specs import EncoderSpec, suggest_timm
+from supancl.core.specs import EncoderSpec
 from supancl.errors import BadInput, did_you_mean
 from supancl.files import did_you_mean_path, make_folder, read_text, reason
 
@@ -31,7 +31,7 @@ def split_encoder_name(text: str) -> tuple[str | None, Path]:
     if text.startswith(("torchvision:", "timm:")):
         return text, find_weights(text)
     options = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME[@FILE] or timm:NAME[@FILE]"
-    raise BadInput(f"no file {text}{did_you_mean_path(text) or suggest_timm(text) or f'; give {options}'}")
+    raise BadInput(f"no file {text}{did_you_mean_path(text) or f'; give {options}'}")
 
 
 def find_weights(name: str, fetch: bool = True) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import supancl
 from supancl.config import AUTOMATIC, INCIDENTAL, MAY_CHANGE_ON_RESUME, fields_marked, flattened, parse_json, to_json
-from supancl.core.schedules import learning_rate
+from supancl.core.specs import learning_rate
 from supancl.data.opening import absolute_source, check_source
 from supancl.data.sources.folder import check_out_folder
 from supancl.distributed import from_environment

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from supancl.core.losses import GlobalBatch, Terms
 from supancl.core.precision import autocast_for
-from supancl.core.schedules import ema_momentum, learning_rate
+from supancl.core.specs import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
 from supancl.data.store.memory import Batch
 from supancl.data.views.specs import draw_and_render

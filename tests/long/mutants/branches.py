@@ -75,5 +75,5 @@ GROUPS = (
     Group("core/specs.py", ("tests/core/test_branches.py", "-k", SKIPPED), SPECS),
     Group("core/branches.py", ("tests/core/test_branches.py", "-k", SKIPPED), BRANCHES),
     Group("distributed/norms.py", ("tests/core/test_branches.py", "-k", "one_batch or joined"), NORMS),
-    Group("core/heads.py", ("tests/core/test_heads.py",), HEADS),
+    Group("core/specs.py", ("tests/core/test_heads.py",), HEADS),
 )

@@ -43,7 +43,7 @@ POOLS = (
 )
 
 SAME_CLASS = (
-    Mutant("(same_class(labels, others) | self_mask)", "same_class(labels, others)"),
+    Mutant("(positive_weights(labels, others, dtype) | self_mask)", "positive_weights(labels, others, dtype)"),
     Mutant("weight / weight.sum(1, keepdim=True)", "weight"),
     Mutant("(mine == others.single[None, :]) & (mine >= 0)", "mine == others.single[None, :]"),
     Mutant("(mine == others.single[None, :]) & (mine >= 0)", "(mine == others.single[None, :]) & (mine > 0)"),

@@ -8,7 +8,7 @@ from tests.long.mutants import Group, Mutant
 
 GROUPS = (
     Group(
-        "core/schedules.py",
+        "core/specs.py",
         ("tests/core/test_schedules.py",),
         (
             Mutant("if predictor and spec.predictor", "if not predictor and spec.predictor"),

@@ -25,7 +25,7 @@ else:
 
 def render(
     crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...],
-    dtype: torch.dtype | None = None, products: bool = True,
+    dtype: torch.dtype | None = None, products: bool = True
 ) -> Tensor:  # fmt: skip
     """(n, C, size, size): render the draws from uint8 images; row i is a view of image i % len(pixels).
 

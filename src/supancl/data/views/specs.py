@@ -136,11 +136,7 @@ class Crops:
         return self.draws_from(self.draw_uniforms(n, sizes.device, generator), sizes, views)
 
     def draw_uniforms(
-        self,
-        n: int,
-        device: torch.device,
-        generator: torch.Generator | None = None,
-        row_range: RowRange | None = None,
+        self, n: int, device: torch.device, generator: torch.Generator | None = None, row_range: RowRange | None = None
     ) -> dict[str, Tensor]:
         """The random numbers for n rows, all from [0, 1); drawn for every row of a batch that they are a range of."""
         views = 1 if row_range is None else n // row_range.count
