@@ -159,7 +159,7 @@ def _vit_small(spec: EncoderSpec) -> tuple[nn.Module, int]:
     from timm.models.vision_transformer import VisionTransformer
 
     width, patch = 384, 16
-    options = {"img_size": spec.size, "patch_size": patch, "in_chans": spec.channels, "num_classes": 0}
+    options: dict[str, Any] = {"img_size": spec.size, "patch_size": patch, "in_chans": spec.channels, "num_classes": 0}
     body: Any = VisionTransformer(**options, embed_dim=width, depth=12, num_heads=12)
     positions = sincos_positions(spec.size // patch, width)
     position = torch.cat([torch.zeros(1, width), positions])  # the class token has none
@@ -205,9 +205,9 @@ def _timm(name: str, spec: EncoderSpec) -> nn.Module:
         raise BadInput(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": spec.channels}
     try:
-        return timm.create_model(name, img_size=spec.size, **options)  # type: ignore[no-any-return]
+        return timm.create_model(name, img_size=spec.size, **options)
     except TypeError:  # convolutional models take any size and do not know the argument
-        return timm.create_model(name, **options)  # type: ignore[no-any-return]
+        return timm.create_model(name, **options)
 
 
 def _torchvision(name: str, spec: EncoderSpec) -> nn.Module:
