@@ -75,3 +75,13 @@ def test_a_mistake_is_one_line_with_its_place(call, tmp_path, changes, more, nou
     assert said.returncode == 2, said.stderr
     assert len(said.stderr.splitlines()) == 1
     assert_mentions(said.stderr, *nouns)
+
+
+def test_a_resumed_run_says_that_its_plugin_changed(call, tmp_path):
+    plugin, run = write_plugin(tmp_path / "mine.py"), tmp_path / "run"
+    words = ("pretrain", "my.one", *TINY[:6], "--set", "data.limit=64", "--out", run)
+    assert call(*words, "--plugin", plugin).returncode == 0
+    resume = ("pretrain", "--resume", "--out", run, "--plugin", plugin)
+    assert "differs" not in call(*resume).stderr
+    plugin.write_text(plugin.read_text().replace("weight: float = 0.5", "weight: float = 0.25"))
+    assert_mentions(call(*resume).stderr, "mine.py", "differs", "begun with")

@@ -20,6 +20,7 @@ from supancl.errors import BadInput, program_name
 from supancl.files import (
     Output,
     check_no_link,
+    digest,
     hold_lock,
     is_as_written,
     make_folder,
@@ -145,6 +146,7 @@ class RunFolder:
         }
         if plugins := required_plugins(recipe):
             content["plugins"] = plugins
+            content["plugin_digests"] = {file: digest(Path(file)) for file in plugins if Path(file).is_file()}
         content |= {key: value for key, value in (about or {}).items() if value}
         write_sealed_json(self.recipe_file, content)
 

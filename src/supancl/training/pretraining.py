@@ -18,7 +18,7 @@ from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flatt
 from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.splits import Data
 from supancl.errors import BadInput, Collapsed, NonFinite, program_name
-from supancl.files import reason
+from supancl.files import digest, reason
 from supancl.recipes.plugins import plugin_flags
 from supancl.recipes.recipe import first_changed_setting
 from supancl.reporter import Reporter
@@ -258,6 +258,9 @@ def load_start(
     if state is not None:
         check_same_run(folder, state, trainer)
         ranks.on_rank0(lambda: check_same_data(folder, data))
+        for file, saved in folder.read("plugin_digests", dict[str, str]()).items():
+            if Path(file).is_file() and digest(Path(file)) != saved:
+                reporter.warn(f"{file}: differs from the plugin that this run was begun with; it is used as it is now")
         for line in ranks.on_rank0(lambda: check_same_content(folder, data)):
             reporter.warn(line)
         trainer.load(state)
