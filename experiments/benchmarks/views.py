@@ -32,7 +32,7 @@ from torch import Tensor
 
 from supancl.data.store.memory import Batch
 from supancl.data.views.augment import kernel_size
-from supancl.data.views.products import render
+from supancl.data.views.render import render
 from supancl.data.views.specs import Crops
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from supancl.data.views import products
 from supancl.data.views.augment import (
     blur,
     crop_and_resize,
     jitter,
-    jitter_grey,
     jitter_in_place,
     shift_hue,
     solarize,
 )
+from supancl.data.views.render import blur_by_products
 from supancl.data.views.specs import CROP_ATTEMPTS, boxes_from_draws
 from tests.helpers import property_test, seeded
 
@@ -96,7 +95,7 @@ def test_jitter_in_place_is_the_jitter_of_rows_that_share_an_order(order, channe
     factors = 0.3 + 1.4 * torch.rand(5, 3, generator=seeded(2), dtype=torch.float64)
     hue = torch.rand(5, generator=seeded(3), dtype=torch.float64) - 0.5
     places = torch.tensor([order] * 5)
-    expected = jitter(images, factors, hue, places) if channels == 3 else jitter_grey(images, factors, places)
+    expected = jitter(images, factors, hue, places)
     changed = images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) if turned else images.clone()
     jitter_in_place(changed, factors, hue, tuple(sorted(range(4), key=lambda step: order[step])))
     torch.testing.assert_close(changed, expected, rtol=0, atol=1e-12)
@@ -106,12 +105,12 @@ def test_jitter_in_place_is_the_jitter_of_rows_that_share_an_order(order, channe
 def test_hue_is_torchvisions_for_every_kind_of_colour(turns):
     level = torch.tensor([0.0, 0.25, 0.5, 1.0], dtype=torch.float64)
     colours = torch.cartesian_prod(level, level, level).T.reshape(1, 3, 8, 8)  # ties, greys, black and white among them
-    ours = shift_hue(colours, torch.tensor([turns], dtype=torch.float64))
+    ours = torch.stack(shift_hue(colours, torch.tensor([turns], dtype=torch.float64)), dim=1)
     torch.testing.assert_close(ours[0], TF.adjust_hue(colours[0], turns), rtol=0, atol=HUE)
 
 
 def by_products(images, sigma, kernel):
-    return products.blur(images.transpose(1, 2), sigma, kernel).transpose(1, 2)
+    return blur_by_products(images.transpose(1, 2), sigma, kernel).transpose(1, 2)
 
 
 @pytest.mark.parametrize("blurred", [blur, by_products])

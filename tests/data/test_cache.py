@@ -113,7 +113,7 @@ def test_images_beyond_memory_go_into_the_cache_by_themselves(tmp_path, cache_ro
     spec = DataSpec(source=str(tmp_path / "data"))
     open_data(spec, 3)
     assert not caches(cache_root)
-    monkeypatch.setattr("supancl.data.store.building.AUTO_CACHE_BYTES", 1000)
+    monkeypatch.setattr("supancl.data.store.cache.AUTO_CACHE_BYTES", 1000)
     data = open_data(spec, 3)
     assert len(caches(cache_root)) == 1
     for position, name in enumerate(data.train.names_at(torch.arange(len(data.train)))):

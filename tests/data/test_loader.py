@@ -7,11 +7,11 @@ import threading
 import pytest
 import torch
 
-from supancl.data.feed import Feed
 from supancl.data.order import Order
 from supancl.data.splits import Split, full_split
 from supancl.data.store.memory import ArrayImages, Batch, ImageStore, PackedImages
 from supancl.data.store.stream import FileImages
+from supancl.data.threads import Feed
 from supancl.errors import BadInput
 from tests.files import mentions, noise
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from supancl.data.views import augment, products
-from supancl.data.views.chunks import render_in_chunks
-from supancl.data.views.products import render
+from supancl.data.views import augment
+from supancl.data.views.render import crop_by_products, render, render_in_chunks
 from supancl.data.views.specs import CROP_ATTEMPTS, Crops, boxes_from_draws
 from tests.helpers import seeded
 
@@ -30,9 +29,9 @@ def test_crops_by_products_are_crops_by_lines(size, views):
     image = torch.arange(4).repeat_interleave(views)  # the views of an image side by side
     rows, columns = augment.crop_taps(box, 40, 56, size, flip, torch.float32)
     expected = augment.resampled(pixels.float(), image, rows, columns)
-    made = products.crop_and_resize(pixels, box, size, flip, torch.float32).transpose(1, 2)
+    made = crop_by_products(pixels, box, size, flip, torch.float32).transpose(1, 2)
     torch.testing.assert_close(made, expected, rtol=0, atol=255e-6)
-    half = products.crop_and_resize(pixels, box, size, flip, torch.float16).transpose(1, 2)
+    half = crop_by_products(pixels, box, size, flip, torch.float16).transpose(1, 2)
     assert half.dtype == torch.float16
     assert 0 < (half.float() - expected).abs().max() < 0.25  # grey levels
 

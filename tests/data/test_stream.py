@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from supancl import pretrain
-from supancl.data.feed import Feed
 from supancl.data.opening import open_data
 from supancl.data.order import Order, derive_seed
 from supancl.data.sources import tars
 from supancl.data.sources.tars import index_path
 from supancl.data.splits import DataSpec
 from supancl.data.store.stream import StreamImages
+from supancl.data.threads import Feed
 from supancl.errors import BadInput
 from tests.files import assert_mentions, mentions, noise
 from tests.helpers import property_test

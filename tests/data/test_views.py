@@ -12,9 +12,8 @@ from scipy import stats
 
 from supancl.data.store.memory import Batch, pad_images
 from supancl.data.views.augment import Draws, kernel_size
-from supancl.data.views.chunks import render_in_chunks
 from supancl.data.views.evaluation import evaluation_view
-from supancl.data.views.products import render
+from supancl.data.views.render import render, render_in_chunks
 from supancl.data.views.specs import Crops, LocalCrops, Masks
 from tests.data.test_augment import MEAN, STD, bytes_of, cropped, jittered_by_torchvision
 from tests.helpers import seeded
@@ -72,16 +71,15 @@ def test_a_view_is_torchvisions_functions_with_the_drawn_parameters(crops, chann
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
 @pytest.mark.parametrize(("height", "width", "size"), [(8, 8, 16), (32, 32, 32), (96, 80, 64), (120, 150, 128)])
-@pytest.mark.parametrize("products", [True, False])
-def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, channels, products, monkeypatch):
+def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, channels, monkeypatch):
     monkeypatch.setattr(
-        "supancl.data.views.chunks.CHUNK_VALUES", 5 * channels * size * size
+        "supancl.data.views.render.CHUNK_VALUES", 5 * channels * size * size
     )  # several chunks, rows left over
     crops = Crops(size=size, blur=(1.0, 0.3), jitter=0.9)
     pixels = bytes_of(6, height, width, channels)
     draws = crops.draw(12, torch.tensor([[height, width]] * 12), seeded(3), 2)
     mean, std = (0.5,), (0.2,)
-    one = render(crops, pixels, draws, mean, std, products=products)
+    one = render(crops, pixels, draws, mean, std)
     other = render_in_chunks(crops, pixels, draws, mean, std)
     torch.testing.assert_close(one, other, rtol=0, atol=5e-5)  # 1e-5 before it is divided by 0.2
     assert one.is_contiguous()
@@ -124,9 +122,8 @@ def test_on_a_gpu_views_are_those_of_the_cpu_made_without_waiting_and_in_a_captu
     draws = crops.draw(12, torch.tensor([[80, 90]] * 12), seeded(5), 2)
     expected = render_in_chunks(crops, pixels, draws, MEAN, STD)
     there, drawn = pixels.cuda(), Draws._make(d if d is None else d.cuda() for d in draws)
-    for products in (True, False):
-        made = render(crops, there, drawn, MEAN, STD, products=products)
-        torch.testing.assert_close(made.cpu(), expected, rtol=0, atol=5e-5)
+    made = render(crops, there, drawn, MEAN, STD)
+    torch.testing.assert_close(made.cpu(), expected, rtol=0, atol=5e-5)
     torch.cuda.synchronize()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls the mode a prototype

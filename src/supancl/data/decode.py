@@ -37,7 +37,7 @@ IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "AVIF")
 MAX_IMAGE_BYTES = 2**29 + 2**20  # 8-bit RGB of as many pixels as Pillow accepts (2**29 / 3), uncompressed, and a header
 BAND_PIXELS = 2**20  # larger pictures are converted in bands of rows, so that no second copy is needed
 MAX_THREADS = 32
-DECODE_VERSION = 3  # 1 scrambled rotated TIFFs; 2 made 12-bit TIFFs nearly black
+DECODE_VERSION = 4  # part of the key of a cached image
 
 
 class Item(Protocol):
@@ -84,22 +84,18 @@ def _load_upright(item: Item | Path | Image.Image) -> Any:
     opened: Any = nullcontext(item) if isinstance(item, Image.Image) else open_image(item)
     with opened as file:
         file.load()
-        is_tiff = file.format == "TIFF"
-        # of other formats older versions of Pillow give 16 bits this mode; an image made in memory has no format
-        if file.mode == "I" and (is_tiff or file.format is None):
-            raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
+        tags = file.tag_v2 if file.format == "TIFF" else {}
+        is_odd = file.mode.startswith("I;16") and (tags.get(0x0102) == (12,) or tags.get(0x0106) == 0)
+        # of other formats older versions of Pillow give 16 bits the mode I; an image made in memory has no format
+        if is_odd or (file.mode == "I" and file.format in ("TIFF", None)):
+            raise ValueError("holds signed, 12-bit, 32-bit or inverted pixels; save it with 8 or 16 bits")
         transpose = TRANSPOSE_BY_ORIENTATION.get(file.getexif().get(ORIENTATION))
         image = file if transpose is None else file.transpose(transpose)
         if image.mode not in DEEP_MODES:
             return image
-        # Pillow neither scales 12-bit TIFFs nor inverts 16-bit ones that store white as 0
-        white = 4095 if is_tiff and file.tag_v2.get(0x0102) == (12,) else 65535
-        is_inverted = is_tiff and file.mode.startswith("I;16") and file.tag_v2.get(0x0106) == 0
         scaled = np.empty((image.height, image.width), np.uint8)
         for rows, band in _bands(image):
-            deep = np.asarray(band).astype(np.int64)
-            deep = (white - deep) % 2**16 if is_inverted else deep
-            scaled[rows] = (deep.clip(0, white) / (white / 255)).round().astype(np.uint8)
+            scaled[rows] = (np.asarray(band).astype(np.int64).clip(0, 65535) / 257).round().astype(np.uint8)
         return Image.fromarray(scaled)
 
 
@@ -153,9 +149,7 @@ def _bands(image: Any) -> Iterator[tuple[slice, Any]]:
 def image_problem(error: OSError | ValueError) -> str:
     """Why an image cannot be read, without its path."""
     message = str(getattr(error, "strerror", None) or str(error) or type(error).__name__)
-    if "cannot identify image file" in message:
-        return "no known image format"
-    return "the file is truncated" if "truncated" in message.lower() else message
+    return "no known image format" if "cannot identify image file" in message else message
 
 
 def open_image(item: Item | Path) -> Any:
@@ -213,6 +207,16 @@ def upright_size(item: Item | Path) -> tuple[int, int]:
         # for a TIFF, newer versions of Pillow give the size of the turned image
         width, height = (file.tag_v2[0x0100], file.tag_v2[0x0101]) if file.format == "TIFF" else file.size
         return (width, height) if file.getexif().get(ORIENTATION) in (5, 6, 7, 8) else (height, width)
+
+
+def has_over_8_bits(item: Item | Path) -> bool:
+    """Whether the image's header says more than 8 bits per sample."""
+    try:
+        with open_image(item) as image:
+            tile_modes = [tile[3] for tile in getattr(image, "tile", ())]  # 16-bit colour also has mode RGB
+            return str(image.mode).startswith("I") or ";16" in str(tile_modes)
+    except (OSError, ValueError):  # deleted since it was decoded
+        return False
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

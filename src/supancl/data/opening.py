@@ -24,8 +24,7 @@ from supancl.data.preparing import prepare_data, select_images
 from supancl.data.sources import arrays, benchmarks, folder, libraries, table, tars
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Source, Split
-from supancl.data.store.building import dark_image_remarks, evenly_spaced_positions, store_images
-from supancl.data.store.cache import other_positions
+from supancl.data.store.cache import dark_image_remarks, evenly_spaced_positions, other_positions, store_images
 from supancl.data.store.memory import Progress
 from supancl.data.store.stream import FileImages, StreamImages, unreadable_image
 from supancl.errors import BadInput, did_you_mean, program_name

@@ -15,9 +15,9 @@ from torch import Tensor
 from supancl.config import FREE_IN_A_SHARED_STEP, fields_marked, flattened
 from supancl.core.encoders import Encoder
 from supancl.core.methods import assemble
-from supancl.data.feed import Feed
 from supancl.data.order import derive_seed
 from supancl.data.splits import Data
+from supancl.data.threads import Feed
 from supancl.data.views.specs import Crops
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.distributed.norms import synchronize_norms

@@ -11,7 +11,7 @@ SPECS = (
     Mutant("batch.pixels, batch.image_sizes().repeat(views, 1)", "batch.pixels, batch.image_sizes().repeat_interleave(views, 0)"),
     Mutant("return rendered.view(views, len(pixels), *rendered.shape[1:])", "return rendered.view(len(pixels), views, *rendered.shape[1:]).transpose(0, 1)"),
     Mutant("replace(self, size=self.local.size, scale=self.local.scale, local=None)", "replace(self, size=self.local.size, local=None)"),
-    Mutant("return small(batch, mean, std, generator, self.local.count, renderer, dtype, row_range)", "return small(batch, mean, std, None, self.local.count, renderer, dtype, row_range)"),
+    Mutant("return small(batch, mean, std, generator, self.local.count, **options)", "return small(batch, mean, std, None, self.local.count, **options)"),
     Mutant("if self.solarize not in ZERO_PROBABILITY:", "if True:"),
     Mutant("row < probability[view % 2]", "row < probability[0]"),
     Mutant("            return uniform < probability\n", "            return uniform <= 1 - probability\n"),
@@ -75,9 +75,6 @@ AUGMENT = (
     Mutant(".mul_(inverse_chroma).add_(4)", ".mul_(inverse_chroma).add_(3)"),
     Mutant("(turns + 1).to(images.dtype)", "(1 - turns).to(images.dtype)"),
     Mutant("for peak in (3, 2, 4))", "for peak in (3, 4, 2))"),
-    Mutant("contrast_first = (order[:, 1] < order[:, 0])", "contrast_first = (order[:, 1] > order[:, 0])"),
-    Mutant("return torch.lerp(image.mean((-1, -2, -3), keepdim=True), image, contrast).clamp(0, 1)", "return (image * contrast).clamp(0, 1)"),
-    Mutant("bright = (early * brightness).clamp(0, 1)", "bright = (early + brightness - 1).clamp(0, 1)"),
     Mutant("if step == 2 and colour:", "if step == 2:"),
     Mutant("mean.mul_(1 - factor)).clamp_(0, 1)", "mean.mul_(1 - factor))"),
     Mutant("images.mul_(factor).clamp_(0, 1)", "images.mul_(factor)"),
@@ -126,10 +123,10 @@ EVALUATION = (
 )
 
 PRODUCTS = (
-    Mutant("images.transpose(1, 2).float() / 255, draws)", "images.transpose(1, 2).float() / 256, draws)"),
+    Mutant("images.transpose(1, 2).float() / 255\n", "images.transpose(1, 2).float() / 256\n"),
     Mutant("return rows.view(outer, -1, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)", "return rows"),
-    Mutant("torch.where(draws.grey[:, None, None, None], augment.luma(images), images)", "images"),
-    Mutant("torch.where(draws.solarize[:, None, None, None], augment.solarize(images, crops.solarize_threshold), images)", "augment.solarize(images, crops.solarize_threshold)"),
+    Mutant("torch.where(draws.grey[:, None, None, None], luma(images), images)", "images"),
+    Mutant("torch.where(draws.solarize[:, None, None, None], inverted, images)", "inverted"),
     Mutant("size - 1 - position, position)", "size - position, position)"),
     Mutant("start + (position + 0.5) * scale", "start + position * scale"),
     Mutant("return weight / weight.sum(-1, keepdim=True)", "return weight"),
@@ -137,8 +134,6 @@ PRODUCTS = (
     Mutant("position > 0, position_sum, out_of_reach", "position >= 0, position_sum, out_of_reach"),
     Mutant("position < pixels - 1, 2 * (pixels - 1)", "position < pixels - 1, 2 * pixels"),
     Mutant("return direct + upper + lower", "return direct + upper"),
-    Mutant('in ("ieee", "none")', 'in ("ieee", "none", "tf32")'),
-    Mutant("    rows = rows._replace(weight=rows.weight / 255)\n", ""),
 )
 
 FAST = "not graph and not host and not threads and not photograph"
@@ -154,7 +149,7 @@ GROUPS = (
         SPECS,
     ),
     Group("data/views/augment.py", ("tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and not boxes and not sampler"), AUGMENT),
-    Group("data/views/chunks.py", ("tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and not boxes and not sampler"), CHUNKS),
+    Group("data/views/render.py", ("tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and not boxes and not sampler"), CHUNKS),
     Group("data/views/evaluation.py", ("tests/data/test_evaluation_view.py", "tests/probes/test_features.py", "tests/data/test_views.py", "-k", "evaluat or test_features.py"), EVALUATION),
-    Group("data/views/products.py", ("tests/data/test_products.py", "tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and (test_products or products or ways or route)"), PRODUCTS),
+    Group("data/views/render.py", ("tests/data/test_products.py", "tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and (test_products or products or ways or route)"), PRODUCTS),
 )

@@ -1,4 +1,6 @@
-"""The packed cache: every image is decoded and shrunk once, then read at memory speed.
+"""The store of listed images: in memory, in the packed cache, or decoded each time they are read.
+
+In the packed cache every image is decoded and shrunk once, then read at memory speed.
 
 A cache is a folder of shards. A shard is KEY.bin, the pixels of about a thousand images as uint8 (C, H, W), one after
 another, and KEY.npz, their sizes and checksums. KEY is a digest of the names and stamps (size and time) of the files,
@@ -24,8 +26,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from supancl.config import parse_json
-from supancl.data.decode import DECODE_VERSION, Item, Resample, file_stamp, item_stamp, map_in_order, try_decode
-from supancl.data.store.memory import PackedImages, image_checksum
+from supancl.data.decode import (
+    DECODE_VERSION,
+    Item,
+    Resample,
+    file_stamp,
+    has_over_8_bits,
+    item_stamp,
+    map_in_order,
+    shrunk_size,
+    try_decode,
+    upright_size,
+)
+from supancl.data.splits import DataSpec
+from supancl.data.store.memory import ArrayImages, ImageStore, PackedImages, image_checksum, take_items
+from supancl.data.store.stream import FileImages
 from supancl.errors import BadInput
 from supancl.files import (
     absolute_path,
@@ -45,10 +60,12 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
+AUTO_CACHE_BYTES = 32 * 2**20  # smaller data are decoded again in a second or two
+SAMPLED_IMAGES = 64  # checked in place of all images, which would take too long
+DARK_LEVEL = 16  # of 255: the brightest 12-bit value in a 16-bit file, 4095 of 65535
 SHARD_IMAGES = 1024  # on average
 FEATURES_FOLDER = "features"  # features cached by evaluations: one file per encoder and split
 TAR_INDEX_FOLDER = "tars"  # indexes of tar shards: one file per shard
-FREE_SPACE_ADVICE = "make room, set SUPANCL_CACHE to another folder, or data.cache=never"
 USUAL_GB = 200  # that all caches may take
 CACHE_FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # the root may have other folders
 
@@ -109,9 +126,8 @@ class Cache:
         except BrokenPipeError:  # raised by a reporter, not by the cache
             raise
         except OSError as error:
-            raise BadInput(
-                f"the cache {self.folder} cannot be written ({reason(error)}); {FREE_SPACE_ADVICE}"
-            ) from None
+            advice = "make room, set SUPANCL_CACHE to another folder, or data.cache=never"
+            raise BadInput(f"the cache {self.folder} cannot be written ({reason(error)}); {advice}") from None
         keep_to_size(self.folder)
         return built
 
@@ -251,3 +267,61 @@ def keep_to_size(used: Path) -> None:
             if total > limit and folder != used and not is_locked(folder / ".lock"):
                 shutil.rmtree(folder, ignore_errors=True)
                 total -= nbytes
+
+
+def store_images(
+    items: Sequence[Path | Item], cache_name: str, channels: int, spec: DataSpec
+) -> tuple[ImageStore, list[tuple[int, str]]]:
+    """A store with the readable items in order, and (position, reason) of the unreadable ones.
+
+    Small data are held in memory, large data in the packed cache; without a cache, large data are decoded each time.
+    """
+    settings = channels, spec.short_side, spec.resample
+    estimate = estimate_bytes(items, channels, spec.short_side)
+    if spec.cache == "always" or (spec.cache == "auto" and estimate > AUTO_CACHE_BYTES):
+        return Cache(cache_name, *settings).build(items)
+    in_memory = estimate <= spec.memory_gb * 1e9
+    images, checksums, unreadable = [], list[int](), list[tuple[int, str]]()
+    for position, image in enumerate(map_in_order(lambda item: try_decode(item, *settings), items)):
+        if isinstance(image, str):
+            unreadable.append((position, image))
+        elif in_memory:
+            images.append(image)
+        else:
+            checksums.append(image_checksum(image))
+        report_progress("reading images", position + 1, len(items))
+    if len({image.shape for image in images}) == 1:
+        return ArrayImages(torch.stack(images)), unreadable
+    if images:
+        return PackedImages.from_images(images), unreadable
+    readable = take_items(items, other_positions(len(items), unreadable)) if unreadable else items
+    return FileImages(readable, *settings, np.array(checksums, np.uint32)), unreadable
+
+
+def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
+    """Estimated bytes of decoded pixels, from the headers of some images."""
+    sizes = []
+    for i in evenly_spaced_positions(len(items)):
+        try:
+            height, width = shrunk_size(upright_size(items[i]), short_side)
+            sizes.append(height * width)
+        except Exception:  # decoding reports unreadable images later
+            continue
+    return channels * float(np.mean(sizes)) * len(items) if sizes else 0.0
+
+
+def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
+    """A remark if files of more than 8 bits are nearly black, as unscaled 12-bit camera values in 16-bit files are.
+
+    `items` are those of the store. 8-bit files get no remark: masks of 0 and 1 are meant to be dark.
+    """
+    checked = [i for i in evenly_spaced_positions(len(items)) if has_over_8_bits(items[i])]
+    if not checked or any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK_LEVEL for i in checked):
+        return []
+    return ["images of more than 8 bits are nearly black; scale 12-bit camera values up first, by 16 for example"]
+
+
+def evenly_spaced_positions(count: int) -> list[int]:
+    """Positions of at most SAMPLED_IMAGES images, from the first to the last."""
+    positions: list[int] = np.linspace(0, count - 1, min(SAMPLED_IMAGES, count)).round().astype(int).tolist()
+    return positions

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from supancl.data.decode import Item, Resample, decode_threads, try_decode
-from supancl.data.sources.tars import TarItems
 from supancl.data.store.memory import Batch, ImageStore, pad_images
 from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput
@@ -22,6 +21,8 @@ from supancl.errors import BadInput
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from supancl.data.sources.tars import TarItems
 else:
     from supancl.lazy import torch
 
@@ -79,8 +80,7 @@ class StreamImages(FileImages):
         self.shard_ends = torch.from_numpy(items.ends)
         self.shard_digests = [shard.digest for shard in items.shards]
         self.canvas = None if short_side is None else (MAX_ASPECT * short_side, MAX_ASPECT * short_side)
-        self.black: list[str] = []
-        self.reported: set[str] = set()
+        self.black: dict[str, bool] = {}  # names of unreadable images; whether they were reported
 
     def batch(self, indices: Tensor) -> Batch:
         self._check_shards(indices)
@@ -102,7 +102,7 @@ class StreamImages(FileImages):
         except BadInput:
             if not self.skip_bad:
                 raise
-            self.black.append(str(self.items[row]))
+            self.black.setdefault(str(self.items[row]), False)
             channels, short_side, _ = self.settings
             return torch.zeros(channels, short_side or 1, short_side or 1, dtype=torch.uint8)
         for axis, limit in enumerate(self.canvas or (), start=1):
@@ -114,8 +114,8 @@ class StreamImages(FileImages):
         return device.type != "cpu" and self.canvas is not None
 
     def new_remarks(self) -> list[str]:
-        found = sorted({*self.black} - self.reported)
-        self.reported.update(found)
+        found = sorted(name for name, is_reported in self.black.items() if not is_reported)
+        self.black.update(dict.fromkeys(found, True))
         return [f"unreadable images of the stream, black instead: {', '.join(found)}"] if found else []
 
 

@@ -5,7 +5,7 @@ crop-and-resize to 1e-12 in double and 1e-6 in single precision, colour to 1e-6 
 torchvision's own rounding), blur to 1e-6 (tests/data/test_augment.py).
 
 None of them waits for the device or has shapes that depend on values; `jitter_in_place`, for CPUs, needs the order on
-the host. `chunks.render_in_chunks` renders whole views on a CPU, `products.render` on a GPU.
+the host. `render.py` renders whole views.
 """
 
 from __future__ import annotations
@@ -138,13 +138,15 @@ def _transpose(lines: Tensor) -> Tensor:
 
 
 def luma(images: Tensor) -> Tensor:
-    """The grey image, (n, 1, H, W)."""
+    """The grey image, (n, 1, H, W); a grey one itself."""
+    if images.shape[1] == 1:
+        return images
     red, green, blue = images.unbind(1)
     return (red * LUMA_WEIGHTS[0]).add_(green, alpha=LUMA_WEIGHTS[1]).add_(blue, alpha=LUMA_WEIGHTS[2]).unsqueeze(1)
 
 
 def jitter(images: Tensor, factors: Tensor, hue: Tensor, order: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue, each row in its own order.
+    """Brightness, contrast, saturation and hue, each row in its own order; a grey image has no hue.
 
     Only contrast needs the whole image, for its mean grey; the operations before and after it are pixel by pixel.
     """
@@ -158,9 +160,11 @@ def _jitter_pixels(images: Tensor, factors: Tensor, hue: Tensor, order: Tensor, 
     """Apply the `active` ones (n, 4) of brightness, saturation and hue: two blends, hue, two blends, 1 for off."""
     brightness_first = order[:, 0] < order[:, 2]
     for after_hue in (False, True):
-        if after_hue:
+        if after_hue and images.shape[1] == 3:
             turns = torch.where(active[:, 3], hue, torch.zeros_like(hue))
-            images = torch.where((turns == 0)[:, None, None, None], images, shift_hue(images, turns))
+            images = torch.where(
+                (turns == 0)[:, None, None, None], images, torch.stack(shift_hue(images, turns), dim=1)
+            )
         for first_blend in (True, False):
             is_brightness = brightness_first if first_blend else ~brightness_first
             position = torch.where(is_brightness, order[:, 0], order[:, 2])
@@ -178,13 +182,8 @@ def _blend(images: Tensor, base: Tensor, factor: Tensor) -> Tensor:
     return torch.addcmul(base * (1 - factor), images, factor).clamp(0, 1)
 
 
-def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Rotate the hue of RGB images by a fraction of a turn, via HSV."""
-    return torch.stack(_shifted_hue(images, turns), dim=1)
-
-
-def _shifted_hue(images: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Red, green and blue, without branching on pixels.
+def shift_hue(images: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Red, green and blue with the hue rotated by a fraction of a turn, via HSV, without branching on pixels.
 
     On a CPU `torch.where` takes 146 us for a plane of 224 px; a sign, which here is 0 or 1 as well, takes 7 us.
     """
@@ -204,26 +203,13 @@ def _shifted_hue(images: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return red.add_(lowest), value - green, value - blue
 
 
-def jitter_grey(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
-    """Brightness and contrast; a grey image has no saturation and no hue."""
-    contrast_first = (order[:, 1] < order[:, 0])[:, None, None, None]
-    brightness, contrast = factors[:, 0, None, None, None], factors[:, 1, None, None, None]
-
-    def contrasted(image: Tensor) -> Tensor:
-        return torch.lerp(image.mean((-1, -2, -3), keepdim=True), image, contrast).clamp(0, 1)
-
-    early = torch.where(contrast_first, contrasted(images), images)
-    bright = (early * brightness).clamp(0, 1)
-    return torch.where(contrast_first, bright, contrasted(bright))
-
-
 def jitter_in_place(images: Tensor, factors: Tensor, hue: Tensor, steps: tuple[int, ...]) -> None:
-    """`jitter` or `jitter_grey` in place, for rows with equal steps: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+    """`jitter` in place, for rows with equal steps: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
     colour = images.shape[1] == 3
     for step in steps:
         if step == 3:
             if colour:
-                for channel, plane in enumerate(_shifted_hue(images, hue)):
+                for channel, plane in enumerate(shift_hue(images, hue)):
                     images[:, channel] = plane
             continue
         factor = factors[:, step, None, None, None]
@@ -231,7 +217,7 @@ def jitter_in_place(images: Tensor, factors: Tensor, hue: Tensor, steps: tuple[i
             grey = luma(images).mul_(1 - factor)
             images.mul_(factor).add_(grey).clamp_(0, 1)
         elif step == 1:
-            mean = (luma(images) if colour else images).mean((1, 2, 3), keepdim=True)
+            mean = luma(images).mean((1, 2, 3), keepdim=True)
             images.mul_(factor).add_(mean.mul_(1 - factor)).clamp_(0, 1)
         elif step == 0:
             images.mul_(factor).clamp_(0, 1)

@@ -1,7 +1,7 @@
 """Two random views of every image of a batch: settings and random draws.
 
 `Crops` is the paper's augmentation for images, `Masks` the one for its toy data (App. B). The operations are in
-`augment`; `products` has them as matrix products, for GPUs.
+`augment`, whole views in `render`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.store.memory import Batch
-from supancl.data.views import chunks, products
 from supancl.data.views.augment import Draws
+from supancl.data.views.render import render, render_in_chunks
 from supancl.distributed import RowRange
 from supancl.errors import BadInput
 
@@ -107,12 +107,9 @@ class Crops:
         pixels, sizes = batch.pixels, batch.image_sizes().repeat(views, 1)
         uniforms = self.draw_uniforms(len(sizes), pixels.device, generator, row_range)
         if pixels.device.type == "cpu":
-            rendered = chunks.render_in_chunks(self, pixels, self.draws_from(uniforms, sizes, views), mean, std)
+            rendered = render_in_chunks(self, pixels, self.draws_from(uniforms, sizes, views), mean, std)
         else:
-            use_products = dtype != torch.float32 or products.has_exact_products(pixels.device)
-            rendered = (renderer or draw_and_render)(
-                self, pixels, uniforms, sizes, views, mean, std, dtype, use_products
-            )
+            rendered = (renderer or draw_and_render)(self, pixels, uniforms, sizes, views, mean, std, dtype)
         return rendered.view(views, len(pixels), *rendered.shape[1:])
 
     def local_views(
@@ -121,15 +118,13 @@ class Crops:
         mean: tuple[float, ...],
         std: tuple[float, ...],
         generator: torch.Generator | None = None,
-        renderer: Renderer | None = None,
-        dtype: torch.dtype | None = None,
-        row_range: RowRange | None = None,
+        **options: Any,
     ) -> Tensor | None:
-        """(count, B, C, small, small) by the same operations; None without local crops."""
+        """(count, B, C, small, small) by the same operations, with the options of a call; None without local crops."""
         if self.local is None:
             return None
         small = replace(self, size=self.local.size, scale=self.local.scale, local=None)
-        return small(batch, mean, std, generator, self.local.count, renderer, dtype, row_range)
+        return small(batch, mean, std, generator, self.local.count, **options)
 
     def draw(self, n: int, sizes: Tensor, generator: torch.Generator | None = None, views: int = 1) -> Draws:
         """Draw the parameters of n rows: the first n / views rows are first views, and so on."""
@@ -217,8 +212,8 @@ ViewSpec = Crops | Masks
 def draw_and_render(
     crops: Crops, pixels: Tensor, uniforms: dict[str, Tensor], sizes: Tensor, views: int, *render_options: Any
 ) -> Tensor:
-    """`products.render` from uniform numbers; on a GPU this is compiled into a few kernels."""
-    return products.render(crops, pixels, crops.draws_from(uniforms, sizes, views), *render_options)
+    """`render` from uniform numbers; on a GPU this is compiled into a few kernels."""
+    return render(crops, pixels, crops.draws_from(uniforms, sizes, views), *render_options)
 
 
 def boxes_from_draws(draws: Tensor, sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
