@@ -181,7 +181,8 @@ DATA = [
     row("vectors for a recipe of images", f"{TRAIN} --data toy", "toy", "vectors", "images"),
     row("a benchmark that is not there", "data check cifar11", "cifar11", "cifar10"),
     row("a benchmark that is not whole", "data check pets --root .", "pets", "supancl data check pets", code=1,
-        make=lambda tmp: [picture(tmp / f"pets/{split}/Abyssinian/0.jpg") for split in ("trainval", "test")]),
+        make=lambda tmp: [put(f"pets/annotations/{split}.txt", f"Bengal_{split} 1 1 1".encode())(tmp)
+                          for split in ("trainval", "test")]),
     row("a data set of torchvision that is not there", f"{TRAIN} --data torchvision:Flowers12@.", "Flowers12",
         "Flowers102"),
     row("a data set that torchvision unpickles", f"{TRAIN} --data torchvision:LSUN@.", "LSUN"),
@@ -196,7 +197,7 @@ DATA = [
     row("images of four channels", NPZ, "train_images", "(20, 8, 8, 4)", make=npz(train_images=noise(20, 8, 8, 4))),
     row("images that are fractions", NPZ, "train_images", "float64", "uint8",
         make=npz(train_images=noise(20, 8, 8) / 255)),
-    row("an archive of objects", NPZ, "train_labels", "pickled", make=npz(train_labels=np.array([None] * 20))),
+    row("an archive of objects", NPZ, "x.npz", "pickled", make=npz(train_labels=np.array([None] * 20))),
     row("an archive cut short", NPZ, "x.npz", make=lambda tmp: torn(archive(tmp / "x.npz"))),
     row("weights with NaN", NPZ, "x.npz: labels", "row 0", "nan",
         make=npz(train_labels=np.where(np.arange(20)[:, None] == 0, np.nan, SEVERAL))),
@@ -212,7 +213,8 @@ DATA = [
     row("a table of no images", CSV, "x.csv", "no image", make=csv("path,label")),
     row("a table with a file that is not there", CSV, "cat/7.png", "No such file",
         make=csv("path,label", "data/cat/7.png,cat")),
-    row("a table with a value too many", CSV, "x.csv", "line 2", make=csv("path,label", "data/cat/0.png,cat, grey")),
+    row("a table with a value too many", CSV, "x.csv", "Expected 2 columns",
+        make=csv("path,label", "data/cat/0.png,cat, grey")),
     row("a table with an open quote", CSV, "x.csv", "quote", make=csv("path,label", 'data/cat/0.png,"cat', "a,b")),
     row("a table with a split that is none", CSV, "x.csv", "tests",
         make=csv("path,label,split", "data/cat/0.png,cat,tests")),
@@ -507,7 +509,7 @@ def test_skipped_images_are_listed_and_counted(place, capsys):
     torn(place / "data" / "dog" / "2.png")
     said = supancl(capsys, *shlex.split(ON_DATA), "--skip-bad-images")
     assert said.code == 0
-    assert_one_line(said.err, "warning", "data/cat/1.png", "data/dog/2.png")
+    assert_one_line(said.err, "warning", "data/cat/1.png", "skipped: 2")
     kept = json.loads((place / "out" / "recipe.json").read_text())
     assert kept["data"]["skipped"] == 2
     assert kept["data"]["train"] + kept["data"]["held_out"] == 10

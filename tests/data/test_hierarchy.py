@@ -18,13 +18,9 @@ from supancl.data.labels import (
     with_given_labels,
     with_leaf_labels,
 )
-from supancl.data.opening import open_data, open_source, peek_data, survey_data, survey_source
+from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
-from supancl.errors import BadInput
-from supancl.training.checks import check_data
-from supancl.training.monitor import Monitor
-from tests.files import archive, class_folders, mentions, noise, picture, table
-from tests.tiny import tiny_recipe
+from tests.files import archive, class_folders, noise, picture, table
 
 PATHS = ("animal/cat", "animal/dog", "animal", "plant/rose", "")
 CLASSES_OF_PATHS = ("animal", "animal/cat", "animal/dog", "plant", "plant/rose")
@@ -135,22 +131,6 @@ def test_images_are_held_out_by_their_finest_class(tmp_path):
     )
 
 
-def test_a_survey_a_look_and_an_opened_source_agree(tmp_path):
-    for split, each in (("train", 6), ("val", 3)):
-        class_folders(tmp_path / split, ("animal/cat", "animal/dog", "plant/rose"), each)
-    class_folders(tmp_path / "val", ("plant/rose/red",), 2)  # three levels, of which train has two
-    for spec in (
-        DataSpec(source=str(tmp_path), hierarchy="paths", level_weights=(1.0, 1.0, 0.5)),
-        DataSpec(source=str(tmp_path / "train"), hierarchy="paths"),
-    ):
-        data = open_data(spec, channels=1)
-        assert survey_source(spec, 1) == survey_data(data)
-        assert torch.equal(peek_data(spec, 1).train.all_labels.pairs, data.train.all_labels.pairs)
-        assert open_source(spec, 1).levels == data.levels == peek_data(spec, 1).levels
-    memory = DataSpec(source=str(archive(tmp_path / "a.npz", class_names=["a/b", "a/c"])), hierarchy="paths")
-    assert survey_source(memory, 1) == survey_data(open_data(memory, channels=1))
-
-
 # --- CIFAR-100 --------------------------------------------------------------------------------------------------------
 
 
@@ -172,20 +152,3 @@ def test_names_and_numbers_give_the_same_levels(tmp_path):
         "fruit_and_vegetables:0.5;fruit_and_vegetables/apple", "fish:0.5;fish/aquarium_fish",
     ]  # fmt: skip
     assert named.levels.count(0) == 20
-
-
-def test_the_levels_of_one_path_are_one_class(tmp_path):
-    data = opened(class_folders(tmp_path / "photos", ("animal/cat",), 12))
-    assert data.train.all_labels.count_distinct() == 1
-    assert data.summary["distinct_labels"] == 1
-    assert not survey_source(DataSpec(str(tmp_path / "photos"), hierarchy="paths", holdout=0), 1).is_labelled
-    with pytest.raises(BadInput, match=mentions("same labels")):
-        check_data(tiny_recipe("supsiam"), data)
-
-
-def test_coarse_classes_do_not_raise_the_bound_of_a_collapse(tmp_path):
-    """Five levels above eight species have no further directions."""
-    names = [f"a/b/c/d/genus{number // 2}/species{number}" for number in range(8)]
-    data = opened(class_folders(tmp_path / "photos", names, 3))
-    assert len(data.classes) == 4 + 4 + 8
-    assert Monitor(data, supervised=True).directions == 8

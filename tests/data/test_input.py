@@ -14,8 +14,7 @@ from PIL import Image
 from supancl.data import decode
 from supancl.data.opening import open_data, open_source
 from supancl.data.splits import DataSpec
-from supancl.errors import BadInput
-from tests.files import archive, assert_mentions, class_folders, mentions, noise, picture, supancl, table
+from tests.files import archive, assert_mentions, class_folders, noise, picture, supancl, table
 
 
 def opened(source: object, **settings: object):
@@ -23,24 +22,6 @@ def opened(source: object, **settings: object):
 
 
 # --- npz --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["U8", "S8"])
-def test_labels_of_an_archive_may_be_texts(tmp_path, kind):
-    labels = np.array(["pug", "", "cat", "-1"] * 5, kind)
-    val = {"val_images": noise(2, 8, 8), "val_labels": np.array(["emu", "cat"], kind)}
-    found = opened(archive(tmp_path / "x.npz", train_labels=labels, **val))
-    assert found.classes == ("cat", "emu", "pug")
-    assert found.splits["train"].labels.tolist() == [2, -1, 0, -1] * 5
-    assert found.splits["val"].labels.tolist() == [1, 0]
-
-
-def test_an_archive_without_labels_trains_what_needs_none(tmp_path, capsys):
-    path = archive(tmp_path / "x.npz", train_labels=None, train_classes=np.arange(20))
-    found = opened(path)
-    assert found.splits["train"].labels.tolist() == [-1] * 20
-    words = ("--data", path, "--epochs", "1", "--batch-size", "4", "--device", "cpu", "--set", "encoder.width=8")
-    assert supancl(capsys, "pretrain", "digits.simsiam", *words, "--out", tmp_path / "run").code == 0
 
 
 # --- csv --------------------------------------------------------------------------------------------------------------
@@ -72,16 +53,6 @@ def test_columns_are_a_field_of_the_recipe_and_of_commands_that_take_encoders(sp
 
 
 HEIF_START = b"\0\0\0\x18ftypheic"
-
-
-def test_heic_names_the_extra_if_it_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    decode._formats.cache_clear()
-    class_folders(tmp_path, each=2)
-    (tmp_path / "cat/IMG_1.HEIC").write_bytes(HEIF_START + b"\0" * 40)
-    with pytest.raises(BadInput, match=mentions("IMG_1.HEIC", "supancl[heic]")):
-        opened(tmp_path)
-    assert len(opened(tmp_path, skip_bad_images=True).splits["train"]) == 4
 
 
 def test_heic_is_read_with_the_extra_and_only_by_its_content(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import torch
 from supancl import from_arrays
 from supancl.data.from_python import list_images
 from supancl.data.labels import label_cell, label_texts, parse_label_set, weight_matrix
-from supancl.data.opening import open_data, survey_data, survey_source
+from supancl.data.opening import open_data
 from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
@@ -47,11 +47,6 @@ def test_a_table_names_several_classes_with_weights(tmp_path):
     assert data.summary["labels_per_image"] == {"most": 2, "mean": 1.43, "least_weight": 0.25, "largest_weight": 2}
 
 
-def test_a_name_may_have_a_colon_if_what_follows_is_no_number(tmp_path):
-    data = opened(label_table(tmp_path, "disk:large;dog", "a:many", "disk:2nd:1", "http://cat"), holdout=0)
-    assert data.classes == ("a:many", "disk:2nd", "disk:large", "dog", "http://cat")
-
-
 @pytest.mark.parametrize(
     "labels",
     [
@@ -75,15 +70,6 @@ def test_one_column_per_class_is_read_as_weights(tmp_path, dtype):
     assert data.classes == tuple("abcd")
     assert np.array_equal(weight_matrix(data.train.all_labels, 4), weights.astype(np.float32))
     assert data.train.class_ids() == [0, 1, 2, 3]
-
-
-def test_arrays_in_python_and_their_splits_have_the_same_number_of_pairs():
-    weights = np.eye(3)[np.arange(30) % 3]
-    test_weights = weights[:6] + np.eye(3)[[1, 2, 0, 1, 2, 0]]
-    data = from_arrays(noise(30, 8, 8), weights, noise(6, 8, 8), test_weights)
-    assert data.train.all_labels.pairs.shape == (30, 2, 2)
-    assert data.test.all_labels.pairs.shape == (6, 2, 2)
-    assert torch.equal(data.train.labels, torch.arange(30) % 3)
 
 
 def test_lists_of_images_take_several_labels_too():
@@ -131,13 +117,3 @@ def test_several_labels_are_joined_by_the_names_of_their_classes(tmp_path):
         data = opened(order[0], joined=tuple(map(str, order[1:])), holdout=0)
         assert data.classes == ("bird:1.0", "cat", "dog", "eel", "fox")
         assert texts_of(data.train, data.classes) == [text for path in order for text in expected[path]]
-
-
-def test_labels_of_all_classes_differ_by_their_weights(tmp_path):
-    """Every image has every class, so none is rarer than another."""
-    path = label_table(tmp_path, *["cat:0.6;dog:0.4", "cat:0.2;dog:0.8"] * 10)
-    data = opened(path)
-    assert len(data.train.labels.unique()) == 1
-    assert data.train.all_labels.count_distinct() == data.summary["distinct_labels"] == 2
-    assert survey_source(DataSpec(source=str(path)), 1) == survey_data(data)
-    assert survey_data(data).is_labelled

@@ -13,10 +13,8 @@ import torchvision
 from PIL import Image
 from scipy.io import savemat
 
-from supancl.data.decode import upright_size
 from supancl.data.labels import label_texts
 from supancl.data.opening import open_source, peek_data
-from supancl.data.sources.libraries import _list_rows
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from tests.files import noise, picture
@@ -199,20 +197,6 @@ def test_lists_of_classes_are_several_labels(tmp_path, labels, kind, classes, wa
     assert found.classes == classes
     assert several(train, classes) == wanted
     assert (train.all_labels.pairs is None) == all(len(row or []) < 2 for row in labels)
-
-
-def test_rows_that_point_to_files_are_those_files(tmp_path):
-    files = [picture(tmp_path / f"{i}.png", seed=i, mode="RGB") for i in range(3)]
-    data = datasets.Dataset.from_dict(
-        {"image": [{"bytes": None, "path": str(file)} for file in files]},
-        datasets.Features({"image": datasets.Image()}),
-    )
-    assert _list_rows(datasets, data, "image", "here") == files
-    mixed = datasets.Dataset.from_dict(
-        {"image": [{"bytes": None, "path": str(files[0])}, encoded(1)]}, datasets.Features({"image": datasets.Image()})
-    )
-    found = _list_rows(datasets, mixed, "image", "here")
-    assert [upright_size(each) for each in found] == [(8, 8), (6, 5)]
 
 
 def test_what_a_run_names_is_not_looked_up_in_the_network(monkeypatch):

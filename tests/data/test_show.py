@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
-from supancl import recipe
 from supancl.data.opening import open_source
 from supancl.data.splits import DataSpec, full_split
 from supancl.data.store.memory import PackedImages
-from supancl.recipes.auto import with_short_side
 from supancl.reports.listings import describe_source
 from supancl.reports.pictures import (
     CAPTION,
     GAP,
     TILE,
     draw_image_sheet,
-    draw_view_sheet,
 )
 from tests.files import picture
 
@@ -80,16 +76,3 @@ def test_an_image_sheet_shows_each_class_in_its_own_colours(tmp_path):
                 assert middle.tolist() == [250 if channel == row else 0 for channel in range(3)]
         captions = np.array(sheet)[GAP + TILE + 1 : GAP + TILE + CAPTION]
         assert (captions < 128).any(), "the class is written below"
-
-
-@pytest.mark.parametrize("name", ["cifar100.supsiam", "imagenet100.supsiam"])
-def test_a_view_sheet_has_a_row_per_image_with_its_views_in_true_colours(tmp_path, name):
-    chosen = with_short_side(recipe(name)).with_set({"views.grey": 0.0, "views.jitter": 0.0})
-    draw_view_sheet(coloured(), chosen, tmp_path / "views.png", count=3, views=4)
-    with Image.open(tmp_path / "views.png") as sheet:
-        assert sheet.size == (5 * (TILE + GAP) + GAP, 3 * (TILE + CAPTION + GAP) + GAP)
-        for row in range(3):
-            for column in range(5):
-                middle = tile(sheet, row, column)[TILE // 2, TILE // 2]
-                assert middle.argmax() == row
-                assert abs(int(middle[row]) - 250) <= 2

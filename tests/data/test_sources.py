@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, features
 
-from supancl.data.decode import IMAGE_SUFFIXES, decode
+from supancl.data.decode import decode
 from supancl.data.opening import from_arrays, open_data, open_source
 from supancl.data.preparing import draw_stratified
 from supancl.data.splits import DataSpec
@@ -60,22 +58,6 @@ def names(split):
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-FORMATS = sorted(IMAGE_SUFFIXES - ({".avif"} if not features.check("avif") else set()))
-
-
-def test_every_common_format_is_read_whatever_the_case_of_its_suffix(tmp_path):
-    for n, suffix in enumerate(FORMATS):
-        picture(tmp_path / "a" / f"lower{suffix}", n, (16, 16), "L" if suffix == ".pgm" else "RGB")
-        picture(tmp_path / "b" / f"upper{suffix.upper()}", n, (16, 16), "L" if suffix == ".pgm" else "RGB")
-    train = source(tmp_path).splits["train"]
-    assert len(train) == 2 * len(FORMATS)
-    assert pixels(train).shape == (2 * len(FORMATS), 3, 16, 16)
-    lower, upper = pixels(train).chunk(2)
-    assert torch.equal(lower, upper)
-    for image, name in zip(pixels(train), train.names_at(every(train)), strict=True):
-        assert torch.equal(image, decode(Path(name)))
-
-
 @pytest.mark.parametrize(
     ("folders", "splits"),
     [
@@ -107,23 +89,6 @@ def test_files_that_are_no_images_are_left_out_and_hidden_ones_are_not_looked_at
     assert len(found.splits["train"]) == 4
 
 
-def test_file_names_need_not_be_utf_8(tmp_path):
-    class_folders(tmp_path, each=10)
-    os.rename(tmp_path / "cat" / "0.png", os.fsencode(tmp_path) + b"/cat/caf\xe9.png")
-    first = open_data(DataSpec(source=str(tmp_path)), 3).summary["fingerprint"]
-    os.rename(os.fsencode(tmp_path) + b"/cat/caf\xe9.png", os.fsencode(tmp_path) + b"/cat/caf\xe8.png")
-    assert open_data(DataSpec(source=str(tmp_path)), 3).summary["fingerprint"] != first
-
-
-def test_a_link_back_to_its_own_folder_gives_no_image_twice(tmp_path):
-    class_folders(tmp_path, each=2)
-    (tmp_path / "cat" / "loop").symlink_to(tmp_path / "cat", target_is_directory=True)
-    elsewhere = picture(tmp_path.parent / f"{tmp_path.name}-elsewhere" / "0.png").parent
-    (tmp_path / "dog" / "more").symlink_to(elsewhere, target_is_directory=True)
-    found = source(tmp_path)
-    assert sorted(found.splits["train"].labels.tolist()) == [0, 0, 1, 1, 1]
-
-
 # --- images in memory and on disk -------------------------------------------------------------------------------------
 
 
@@ -145,17 +110,6 @@ def test_unreadable_images_are_skipped_when_asked_for_and_listed_and_counted(tmp
 
 
 # --- archives and arrays ----------------------------------------------------------------------------------------------
-
-
-def test_grey_arrays_are_repeated_and_colour_is_weighed_to_grey(tmp_path):
-    grey, rgb = noise(4, 8, 8), noise(4, 8, 8, 3)
-    archive(tmp_path / "grey.npz", train_images=grey, train_labels=[0, 1, 0, 1])
-    archive(tmp_path / "rgb.npz", train_images=rgb, train_labels=[0, 1, 0, 1])
-    as_rgb = source(tmp_path / "grey.npz").splits["train"]
-    as_grey = source(tmp_path / "rgb.npz", channels=1).splits["train"]
-    assert np.array_equal(pixels(as_rgb).numpy(), np.repeat(grey[:, None], 3, axis=1))
-    luma = np.stack([np.array(Image.fromarray(image).convert("L")) for image in rgb])
-    assert np.abs(pixels(as_grey)[:, 0].numpy().astype(int) - luma).max() <= 1
 
 
 def test_arrays_from_python_need_no_file():
@@ -198,14 +152,6 @@ def test_a_table_gives_paths_from_its_own_folder_labels_and_splits(tmp_path, mon
         "test": [0],
     }
     assert names(found.splits["test"]) == {str(elsewhere)}
-
-
-def test_a_table_without_splits_is_all_train_and_a_byte_order_mark_is_no_part_of_it(tmp_path):
-    picture(tmp_path / "ä b.png")
-    path = tmp_path / "list.csv"
-    path.write_bytes('\ufeffpath,label\r\n"ä b.png",cat\r\n'.encode())
-    found = source(path)
-    assert (set(found.splits), found.classes) == ({"train"}, ("cat",))
 
 
 def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from supancl.data.opening import Survey, open_data, survey_data, survey_source
@@ -12,13 +11,6 @@ from tests.files import archive, class_folders, noise, picture, table
 
 def survey(source, **settings) -> Survey:
     return survey_source(DataSpec(source=str(source), **settings))
-
-
-def test_a_folder_with_few_labels(tmp_path):
-    class_folders(tmp_path / "photos", each=20)
-    for i in range(30):
-        picture(tmp_path / "photos" / "unlabelled" / f"{i}.png", size=(40, 60))
-    assert survey(tmp_path / "photos") == Survey(images=62, labelled=32, classes=2, side=8)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +34,3 @@ def test_sources_of_every_kind(tmp_path):
     assert survey(tmp_path / "x.csv") == Survey(images=3, labelled=2, classes=2, side=20)
     assert survey("toy").side == 0  # vectors
     assert survey("digits") == Survey(images=1618, labelled=1618, classes=10, side=8)
-
-
-def test_without_labels_there_are_no_classes(tmp_path):
-    np.savez(tmp_path / "x.npz", train_images=noise(20, 8, 8), train_labels=np.full(20, -1))
-    found = survey(tmp_path / "x.npz")
-    assert (found.labelled, found.classes, found.is_labelled) == (0, 0, False)

@@ -59,16 +59,6 @@ def test_the_labels_are_the_classes_of_the_objects(tmp_path):
     assert texts_of(data.test, data.classes) == ["sofa"]
 
 
-def test_two_years_are_named_or_joined(tmp_path):
-    first = write_year(tmp_path / "VOC2007", trainval={"a": [("cat", False)]}, test={"b": [("dog", False)]})
-    second = write_year(tmp_path / "VOC2012", train=TRAIN)
-    with pytest.raises(BadInput, match=mentions("VOC2007", "VOC2012", "data")):
-        opened(tmp_path)
-    data = opened(first, joined=(str(second),))
-    assert texts_of(data.train, data.classes) == ["cat", "cat;dog", "cat", "dog", "", ""]
-    assert texts_of(data.held_out, data.classes) == ["dog"]
-
-
 def test_what_is_missing_or_damaged_is_named(tmp_path):
     folder = write_year(tmp_path, train=TRAIN)
     annotations, lists = folder / "Annotations", folder / "ImageSets" / "Main"

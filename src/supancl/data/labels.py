@@ -10,15 +10,16 @@ With `data.hierarchy` class names are paths, such as animal/cat, and every prefi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from supancl.core.labels import Labels
 from supancl.data.splits import Data, DataSpec, Source, Split
-from supancl.errors import BadInput, NoLevels, did_you_mean
+from supancl.errors import BadInput, NoLevels
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,6 @@ WITH_WEIGHT = re.compile(r"(.*):\s*([-+.,]*\d.*|)")  # what follows the last ':'
 MAX_RATIO = 1e6
 MAX_WEIGHT = 1e30  # float32 has room for sums of them
 D = TypeVar("D", Data, Source)
-T = TypeVar("T")
 
 LabelSet = Mapping[str, float]  # class name -> weight
 
@@ -47,26 +47,18 @@ def parse_label_set(text: str, location: str) -> dict[str, float]:
     for part in filter(None, map(str.strip, text.split(SEPARATOR))):
         name, weight = part, 1.0
         if match := WITH_WEIGHT.fullmatch(part):
-            name, number = match[1].strip(), match[2]
-            try:
-                weight = float(number)
-            except ValueError:
-                weight = 0.0
+            name, weight = match[1].strip(), 0.0
+            with suppress(ValueError):
+                weight = float(match[2])
             if not name or not 0 < weight <= MAX_WEIGHT:
-                raise BadInput(
-                    f"{location}: {part[:80]!r} is no class with a weight above 0, up to {MAX_WEIGHT:g}; write it as "
-                    "in cat:0.7, or, if the number is part of the name, a weight behind it, as in disk:2nd:1"
-                )
+                raise BadInput(f"{location}: {part[:80]!r} is no class with a weight; write cat:0.7, or disk:2nd:1")
         labels[name] = labels.get(name, 0.0) + weight
     return labels
 
 
 def check_count(count: int, max_labels: int, location: str) -> None:
     if count > max_labels:
-        raise BadInput(
-            f"{location}: {count} labels, more than data.max_labels = {max_labels}; keep those of the largest weights, "
-            f"or use data.max_labels={count} (a step takes time and memory for each)"
-        )
+        raise BadInput(f"{location}: {count} labels, more than data.max_labels = {max_labels}")
 
 
 def as_pairs(labels: Labels) -> Tensor:
@@ -81,10 +73,8 @@ def labels_from_pairs(pairs: Tensor) -> Labels:
     if most == 1 and bool((weights == 1).all()):
         return Labels(pairs[:, 0, :1].long())
     if len(weights) and not 0 < float(weights.max()) <= min(MAX_RATIO * float(weights.min()), MAX_WEIGHT):
-        raise BadInput(
-            f"weights of labels are from {float(weights.min()):g} to {float(weights.max()):g}: in float32 they differ "
-            f"by more than {MAX_RATIO:,.0f} times, or leave 0 to {MAX_WEIGHT:g}; leave out the smallest, or scale"
-        )
+        low, high = float(weights.min()), float(weights.max())
+        raise BadInput(f"weights of labels are from {low:g} to {high:g}: in float32 too far apart; scale them")
     labels = Labels.of(pairs[:, :most])
     return labels.with_rarest(labels.counts())
 
@@ -107,10 +97,8 @@ def pairs_from_matrix(weights: np.ndarray, max_labels: int, location: str, first
     is_good = ((weights >= 0) & (weights <= MAX_WEIGHT)).all(1) & (weights > 0).any(1)  # NaN is neither
     if (is_wrong := ~is_good & is_labelled).any():
         row = int(np.argmax(is_wrong))
-        raise BadInput(
-            f"{location}, row {row + first_row}: {weights[row].tolist()[:20]} are no weights of classes; give 0 or "
-            f"above, up to {MAX_WEIGHT:g}, one of them above 0, or -1 in the whole row of an unlabelled image"
-        )
+        found = f"{location}, row {row + first_row}: {weights[row].tolist()[:20]}"
+        raise BadInput(f"{found} are no weights of classes; give one above 0, or -1 throughout for no label")
     rows, columns = np.nonzero((weights > 0) & is_labelled[:, None])
     counts = np.bincount(rows, minlength=len(weights))
     most = int(counts.max(initial=1))
@@ -195,22 +183,16 @@ def add_levels(
             raise BadInput("data.level_weights: is for data.hierarchy, which is none; add data.hierarchy=paths")
         return labels, tuple(classes), ()
     if not labels.has_one_each:
-        raise NoLevels(
-            f"{spec.location}: images have several or soft labels already, and data.hierarchy = {spec.hierarchy} "
-            "takes one class per image; leave it out"
-        )
+        raise NoLevels(f"{spec.location}: data.hierarchy takes one class per image, and here are several; leave it out")
     paths = [name.split("/") for name in (cifar100_paths(classes) if spec.hierarchy == "cifar100" else classes)]
     depth = max(map(len, paths), default=0)
     if depth < 2:
-        raise NoLevels(
-            f"{spec.location}: no class name has a '/', so data.hierarchy = {spec.hierarchy} finds no levels; name "
-            "classes such as animal/cat, put their folders into animal/, or leave it out"
-        )
+        raise NoLevels(f"{spec.location}: no class name has a '/', such as animal/cat; leave data.hierarchy out")
     weights = spec.level_weights or (1.0,) * depth
     if len(weights) != depth or depth > spec.max_labels:
         raise BadInput(
             f"{spec.location}: levels of its classes: {depth}, data.level_weights: {len(weights)}, data.max_labels: "
-            f"{spec.max_labels}; give one weight per level, the coarsest first, and as many labels"
+            f"{spec.max_labels}"
         )
     prefixes = [["/".join(path[: level + 1]) for level in range(len(path))] for path in paths]
     sets: list[LabelSet] = [dict(zip(names, weights, strict=False)) for names in prefixes]
@@ -219,60 +201,39 @@ def add_levels(
     for name, level in levels.items():  # cat and animal/cat are more often the same class than two
         folder = name.rpartition("/")[2]
         if not folder or folder != folder.strip() or level_of_folder.setdefault(folder, level) != level:
-            raise BadInput(
-                f"{spec.location}: class {name[:80]!r}: its last part is empty, has spaces around it, or is on another "
-                "level too; give every folder of a path such as animal/cat a name of its own"
-            )
+            raise BadInput(f"{spec.location}: class {name[:80]!r}: its last part is empty, or on another level too")
     nodes = tuple(sorted(levels))
     every_class = labels_from_pairs(pairs_from_sets([*sets, {}], nodes))  # the last is that of none, -1
     labels = every_class[labels.single]
     return labels.with_rarest(labels.counts()), nodes, tuple(levels[name] for name in nodes)
 
 
-class Level(NamedTuple):
-    """Classes of a hierarchy of which an image has at most one: those of one level, or the leaves.
-
-    `numbers` has for every class of the hierarchy its place in `classes`, or -1.
-    """
-
-    numbers: tuple[int, ...]
-    classes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, data: Data | Source, names: Collection[str]) -> Level:
-        place = {name: i for i, name in enumerate(names)}
-        return cls(tuple(place.get(name, -1) for name in data.classes), tuple(names))
-
-    def take_labels(self, split: Split) -> Split:
-        """The split with the labels that are among these classes, numbered as in `classes`."""
-        return replace(split, all_labels=split.all_labels.among(torch.tensor(self.numbers, dtype=torch.long)))
-
-    def take(self, data: D) -> D:
-        """The data with the labels that are among these classes."""
-        return replace(data.map_splits(self.take_labels), classes=self.classes, levels=())
+def keep_classes(split: Split, classes: Sequence[str], names: Sequence[str]) -> Split:
+    """The split with the labels that are among these names, at most one per image, numbered as they are."""
+    place = {name: i for i, name in enumerate(names)}
+    numbers = torch.tensor([place.get(name, -1) for name in classes], dtype=torch.long)
+    return replace(split, all_labels=split.all_labels.among(numbers))
 
 
-def list_levels(data: Data | Source) -> list[Level]:
-    """The levels, the coarsest first; none if classes are no hierarchy."""
+def list_levels(data: Data | Source) -> list[tuple[str, ...]]:
+    """The classes of each level, the coarsest first; none if classes are no hierarchy."""
     names = list(zip(data.classes, data.levels, strict=False))  # without a hierarchy there are no levels
-    return [Level.of(data, [name for name, level in names if level == number]) for number in sorted(set(data.levels))]
+    return [tuple(name for name, level in names if level == number) for number in sorted(set(data.levels))]
 
 
-def find_leaves(data: Data | Source) -> Level:
+def find_leaves(data: Data | Source) -> tuple[str, ...]:
     """The classes of a hierarchy that have no class below them."""
     parents = {name.rpartition("/")[0] for name in data.classes}
-    return Level.of(data, [name for name in data.classes if name not in parents])
-
-
-def take_each_level(data: Data | Source, take: Callable[[Level], T]) -> tuple[T, tuple[T | None, ...]]:
-    """What `take` makes of the leaves, and of each level, the coarsest first; None for a level that is the leaves."""
-    leaves = find_leaves(data)
-    return take(leaves), tuple(None if level == leaves else take(level) for level in list_levels(data))
+    return tuple(name for name in data.classes if name not in parents)
 
 
 def with_leaf_labels(data: D) -> D:
     """The data; of a hierarchy with one label per image, its leaf: none if it is labelled more coarsely."""
-    return find_leaves(data).take(data) if data.levels else data
+    if not data.levels:
+        return data
+    leaves = find_leaves(data)
+    kept = data.map_splits(lambda split: keep_classes(split, data.classes, leaves))
+    return replace(kept, classes=leaves, levels=())
 
 
 def with_given_labels(data: D) -> D:
@@ -319,5 +280,5 @@ def cifar100_paths(classes: Sequence[str]) -> list[str]:
     by_number = {str(number): name for number, name in enumerate(CLASSES)}
     names = [by_number[name] for name in classes] if set(classes) == set(by_number) else classes
     if unknown := sorted(set(names) - set(CLASSES)):
-        raise NoLevels(f"{unknown[0][:80]!r} is no class of CIFAR-100{did_you_mean(unknown[0], CLASSES)}")
+        raise NoLevels(f"{unknown[0][:80]!r} is no class of CIFAR-100")
     return [f"{SUPERCLASS_OF[name]}/{name}" for name in names]

@@ -49,6 +49,7 @@ class Listing:
     by_number: bool = False  # classes that are all numbers are sorted as numbers: 2 before 10
     cache_name: str = ""  # name of its packed cache; '': the source's name
     levels: tuple[int, ...] = ()  # of a hierarchy: the level of each class, 0 for the coarsest
+    incomplete: bool = False  # a benchmark that lacks images
 
     def __len__(self) -> int:
         return len(self.splits)
@@ -81,7 +82,7 @@ class Listing:
         assert store is not None
         rows = {name: torch.from_numpy(self.rows_of(name)) for name in SPLITS}
         splits = {name: Split(store, index[at], self.labels[at], names) for name, at in rows.items() if len(at)}
-        return Source(splits, self.classes, self.remarks, {}, items, self.levels)
+        return Source(splits, self.classes, self.remarks, {}, items, self.levels, self.incomplete)
 
 
 def renumbered(labels: Labels, numbers: Tensor) -> Labels:
@@ -117,14 +118,16 @@ def make_listing(
     )
 
 
-def list_entries(entries: Iterable[Entry], location: object, **more: Any) -> Listing:
+def list_entries(
+    entries: Iterable[Entry], location: object, classes: tuple[str, ...] | None = None, by_number: bool = False
+) -> Listing:
     """A listing of (split, image, class names)."""
     splits, items, names = zip(*entries, strict=True)
     numbers: dict[str | tuple[str, ...], int] = {}
     codes = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
     values = [dict.fromkeys(filter(None, (name,) if isinstance(name, str) else name), 1.0) for name in numbers]
     split_numbers = np.array([OFFICIAL_SPLITS.index(split) for split in splits], np.uint8)
-    return make_listing(items, split_numbers, codes, values, location, **more)
+    return make_listing(items, split_numbers, codes, values, location, classes, by_number)
 
 
 def list_stored(

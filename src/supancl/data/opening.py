@@ -23,18 +23,17 @@ from supancl.data.listing import Listing, join_listings
 from supancl.data.preparing import prepare_data, select_images
 from supancl.data.sources import arrays, benchmarks, folder, libraries, table, tars
 from supancl.data.sources.benchmark_rows import Use
-from supancl.data.splits import Data, DataSpec, Source, Split
+from supancl.data.splits import Data, DataSpec, Source
 from supancl.data.store.cache import dark_image_remarks, evenly_spaced_positions, other_positions, store_images
 from supancl.data.store.memory import Progress
 from supancl.data.store.stream import FileImages, StreamImages, unreadable_image
-from supancl.errors import BadInput, did_you_mean, program_name
-from supancl.files import did_you_mean_path
+from supancl.errors import BadInput, did_you_mean
 from supancl.reporter import ProgressFunction, report_to, track_task
 
 if TYPE_CHECKING:
-    import torch
+    pass
 else:
-    from supancl.lazy import torch
+    pass
 
 
 NO_SOURCE = "this recipe names no images: give data, such as a folder, a .npz or a .csv"
@@ -63,10 +62,7 @@ def open_source(spec: DataSpec, channels: int) -> Source:
     if not spec.stream:
         return load(list_source(spec, channels), channels, spec)
     if spec.joined or spec.balanced or not tars.is_tar(spec.source):
-        raise BadInput(
-            f"{spec.location}: data.stream is for tar shards that one pattern names (shards/{{000..099}}.tar, or a "
-            "folder of them), without data.balanced, which mixes all images; remove it"
-        )
+        raise BadInput(f"{spec.location}: data.stream is for tar shards that one name matches, without data.balanced")
     listing = with_levels(tars.list_tars(spec.source), spec)
     assert isinstance(listing.items, tars.TarItems)
     settings = spec.short_side, spec.resample, spec.skip_bad_images, spec.window
@@ -81,63 +77,41 @@ def peek_data(spec: DataSpec, channels: int) -> Data:
     """
     with libraries.local_caches(spec.all_sources):
         listing = with_levels(list_source(spec, channels), spec)
-    return prepare_data(_open_undecoded(listing, channels, spec), spec)
-
-
-def _open_undecoded(listing: Listing, channels: int, spec: DataSpec) -> Source:
     store = None if listing.is_stored else FileImages(listing.items, channels, spec.short_side, spec.resample)
-    return listing.open(store)
+    return prepare_data(listing.open(store), spec)
 
 
 def list_source(spec: DataSpec, channels: int) -> Listing:
     """List the images of `spec.source`; nothing is decoded."""
     name = spec.source
-    if spec.columns and not any(map(_is_table, spec.all_sources)):
-        raise BadInput(f"data.columns = {spec.columns}: is for a .csv or .parquet, and {spec.location} is none")
     if spec.joined:
         names = [absolute_source(source) for source in spec.all_sources]
         if len(set(names)) < len(names):
             raise BadInput(f"{spec.location}: a source is there twice; name each once")
-        specs = [replace(spec, source=source, joined=(), columns="") for source in spec.all_sources]
-        specs = [replace(each, columns=spec.columns) if _is_table(each.source) else each for each in specs]
+        specs = [replace(spec, source=source, joined=()) for source in spec.all_sources]
         return join_listings({each.source: list_source(each, channels) for each in specs}, " + ".join(names))
-    if not name:
-        raise BadInput(NO_SOURCE)
     if benchmarks.is_benchmark(name):
         benchmark_name, _, root = name.partition("@")
         return benchmarks.list_benchmark(benchmark_name, root, channels)
+    kind, _, library_name = name.partition(":")
     with track_task(f"listing {name}"):
-        listing = _read(spec, channels)
+        if name in arrays.BUILT_IN:
+            listing = arrays.BUILT_IN[name](channels)
+        elif tars.is_tar(name):
+            listing = tars.list_tars(name)
+        elif kind in libraries.READERS:
+            listing = libraries.READERS[kind](library_name, channels)
+        elif (path := _existing_path(name)).is_dir():
+            voc = folder.find_voc(path)
+            listing = folder.list_voc(voc) if voc else folder.list_folder(path, spec.hierarchy == "paths")
+        elif path.suffix.lower() == ".npz":
+            listing = arrays.read_npz(path, channels, spec.max_labels)
+        elif name.lower().endswith(table.SUFFIXES):
+            listing = table.list_table(path, spec.columns, spec.max_labels)
+        else:
+            raise BadInput(f"{name}: not a source (unpack archives); give a folder, .npz, .csv, .parquet or .tar")
     check_count(int((listing.labels.classes >= 0).sum(1).max()), spec.max_labels, f"{name}: an image")
     return listing
-
-
-def _read(spec: DataSpec, channels: int) -> Listing:
-    """What the reader of this kind of source lists."""
-    name = spec.source
-    kind, _, library_name = name.partition(":")
-    if name in arrays.BUILT_IN:
-        return arrays.BUILT_IN[name](channels)
-    if tars.is_tar(name):
-        return tars.list_tars(name)
-    if kind in libraries.READERS:
-        return libraries.READERS[kind](library_name, channels)
-    path = _existing_path(name)
-    if path.is_dir():
-        voc = folder.find_voc(path)
-        return folder.list_voc(voc) if voc else folder.list_folder(path, spec.hierarchy == "paths")
-    if path.suffix.lower() == ".npz":
-        return arrays.read_npz(path, channels, spec.max_labels)
-    if _is_table(name):
-        return table.list_table(path, spec.columns, spec.max_labels)
-    raise BadInput(
-        f"{name}: not a source; give a folder of images (unpack archives), a .npz, a .csv or .parquet "
-        "(path,label[,split]), .tar shards, torchvision:NAME@ROOT or hf:NAME"
-    )
-
-
-def _is_table(name: str) -> bool:
-    return name.lower().endswith(table.SUFFIXES)
 
 
 def load(listing: Listing, channels: int, spec: DataSpec) -> Source:
@@ -145,18 +119,16 @@ def load(listing: Listing, channels: int, spec: DataSpec) -> Source:
     if listing.is_stored:
         return with_levels(listing, spec).open()
     items = listing.items
-    cache_name = listing.cache_name or absolute_source(spec.source) or listing.location
-    store, unreadable = store_images(items, cache_name, channels, spec)
+    store, unreadable = store_images(items, listing.cache_name or absolute_source(spec.source), channels, spec)
     reasons = dict(sorted((str(items[position]), reason) for position, reason in unreadable))
+    remarks = []
     if unreadable:
         path, reason = next(iter(reasons.items()))
         listing = listing.take(other_positions(len(items), unreadable))
         if not spec.skip_bad_images or not len(listing.rows_of("train")):
             raise BadInput(unreadable_image(path, f"{reason}; unreadable images: {len(reasons)} of {len(items)}"))
-    remarks = dark_image_remarks(store, listing.items)
-    if reasons:
-        listed = ", ".join(f"{path} ({why})" for path, why in reasons.items())
-        remarks.append(f"unreadable images that were skipped: {len(reasons)}: {listed}")
+        remarks = [f"unreadable images that were skipped: {len(reasons)}, such as {path} ({reason})"]
+    remarks += dark_image_remarks(store, listing.items)
     source = with_levels(listing, spec).open(store)
     return replace(source, remarks=(*source.remarks, *remarks), skipped=reasons)
 
@@ -237,26 +209,23 @@ def is_same_source(first: str, second: str) -> bool:
 
 def check_source(name: str) -> None:
     """Refuse a missing source before any is read: reading the ones before it may take hours."""
-    if not name:
-        raise BadInput(NO_SOURCE)
     if benchmarks.is_benchmark(name):
-        benchmark_name, _, root = name.partition("@")
-        benchmarks.find_benchmark(benchmark_name, root)
+        benchmarks.find_benchmark(*name.split("@", 1))
     elif name not in arrays.BUILT_IN and name.partition(":")[0] not in libraries.READERS and not tars.is_tar(name):
         _existing_path(name)
 
 
 def _existing_path(name: str) -> Path:
-    path = Path(name)
-    if not path.exists():
-        hint = did_you_mean_path(path) or ("" if "/" in name or path.suffix else did_you_mean(name, arrays.BUILT_IN))
+    if not name:
+        raise BadInput(NO_SOURCE)
+    if not Path(name).exists():
+        hint = "; check the path, or tell a run where its data are now: pretrain --resume --data NEW --out RUN"
         if name == arrays.FROM_PYTHON:
             hint = "; images from Python are not kept: give them again in Python (data=...), or name a source"
-        elif "did you mean" not in hint:
-            hint = "; check the path (of NAME@ROOT, the name), or tell a run where its data are now: "
-            hint += f"{program_name()} pretrain --resume --data NEW --out RUN"
+        elif "/" not in name and not Path(name).suffix:
+            hint = did_you_mean(name, arrays.BUILT_IN)
         raise BadInput(f"no data at {name!r}{hint}")
-    return path
+    return Path(name)
 
 
 # --- what a source holds, without decoding it -------------------------------------------------------------------------
@@ -278,30 +247,21 @@ class Survey:
 
 def survey_source(spec: DataSpec, channels: int = 3) -> Survey:
     """List `spec.source` and read the sizes of some images from their headers."""
-    listing = list_source(spec, channels)
-    source = _open_undecoded(with_levels(listing, spec), channels, spec)
+    listing = with_levels(list_source(spec, channels), spec)
+    if listing.is_stored:
+        return survey_data(select_images(listing.open(), spec)[0])
+    source = listing.open(FileImages(listing.items, channels, spec.short_side, spec.resample))
     rows, sides = listing.rows_of("train"), list[int]()
-    for position in evenly_spaced_positions(len(rows)) if not listing.is_stored else ():
+    for position in evenly_spaced_positions(len(rows)):
         with suppress(OSError, ValueError):  # unreadable ones are reported when they are decoded
             sides.append(min(upright_size(listing.items[int(rows[position])])))
-    side = _usual_side(source.splits["train"]) if listing.is_stored else round(median(sides or [0]))
-    return _survey(select_images(source, spec)[0], side)
+    return survey_data(select_images(source, spec)[0], round(median(sides or [0])))
 
 
-def survey_data(data: Data) -> Survey:
-    """The same for data that are open."""
-    return _survey(data, _usual_side(data.train))
-
-
-def _survey(data: Data, side: int) -> Survey:
+def survey_data(data: Data, side: int | None = None) -> Survey:
+    """The same for data that are open; the side is 0 for vectors."""
     train, classes = data.train, len(data.train.class_ids())
     if not train.all_labels.has_one_each:  # one path of levels is one class
         classes = min(train.all_labels.count_distinct(), classes)
+    side = train.median_short_side() or 0 if side is None else side
     return Survey(len(train), train.num_labelled, classes, side)
-
-
-def _usual_side(split: Split) -> int:
-    """The median short side of some images in memory; 0 for vectors."""
-    batches = [split.batch(torch.tensor([position])) for position in evenly_spaced_positions(len(split))]
-    sides = [int(batch.image_sizes().min()) for batch in batches if batch.pixels.ndim == 4]
-    return round(median(sides or [0]))

@@ -86,7 +86,8 @@ def select_images(source: Source, spec: DataSpec) -> tuple[Data, str]:
     if not len(train):
         raise BadInput(f"{spec.location}: no image is left to train on; change data.leave_out or data.holdout")
     levels, skipped = source.levels, source.skipped
-    return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, skipped, {}, levels), held_out_from
+    data = Data(train, held_out, classes, test, transfer, transfer_classes, remarks, skipped, {}, levels)
+    return replace(data, incomplete=source.incomplete), held_out_from
 
 
 def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:

@@ -265,6 +265,7 @@ class Source:
     skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable images that were left out, and why
     items: Sequence[object] = ()  # image files or rows in the order of the store; empty for arrays
     levels: tuple[int, ...] = ()  # of a hierarchy, whose names are paths: the level of each class, 0 for the coarsest
+    incomplete: bool = False  # a benchmark that lacks images
 
     @property
     def has_files(self) -> bool:
@@ -290,6 +291,7 @@ class Data:
     skipped: Mapping[str, str] = field(default_factory=dict)  # as in Source
     summary: dict[str, object] = field(default_factory=dict)
     levels: tuple[int, ...] = ()  # as in Source
+    incomplete: bool = False  # as in Source
 
     def __repr__(self) -> str:
         labelled = self.train.num_labelled

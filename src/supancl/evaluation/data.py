@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
-from supancl.data.labels import Level, find_leaves, list_levels, with_leaf_labels
+from supancl.data.labels import find_leaves, keep_classes, list_levels, with_leaf_labels
 from supancl.data.opening import open_benchmark, open_source
 from supancl.data.order import derive_seed
 from supancl.data.preparing import SPLIT_SEED, draw_stratified, prepare_data
@@ -184,7 +184,7 @@ class EvaluationData:
     view: View = "margin"
     chooses: str = "train"  # the images that choose a ridge: held-out, halves (of the tested ones) or train
     tests_every: bool = False  # whether images that the run was trained on are tested too
-    levels: tuple[Level, ...] = ()  # of a hierarchy, the coarsest first
+    levels: tuple[tuple[str, ...], ...] = ()  # of a hierarchy, the coarsest first
 
     @property
     def images(self) -> Split:
@@ -198,10 +198,10 @@ class EvaluationData:
         """The same images; of a hierarchy with the labels of the leaves."""
         return self.at(find_leaves(self.data)) if self.levels else self
 
-    def at(self, level: Level) -> EvaluationData:
+    def at(self, level: tuple[str, ...]) -> EvaluationData:
         """The same images with the labels of a level."""
-        splits = {name: level.take_labels(split) for name, split in self.splits.items()}
-        return replace(self, splits=splits, classes=level.classes, levels=())
+        splits = {name: keep_classes(split, self.data.classes, level) for name, split in self.splits.items()}
+        return replace(self, splits=splits, classes=level, levels=())
 
 
 def open_data(evaluated: EvaluatedEncoder, source: str | None, settings: Settings) -> EvaluationData:
@@ -262,6 +262,7 @@ def open_other_data(evaluated: EvaluatedEncoder, source: str, settings: Transfer
     names = ("train", "held-out", "test")
     summary: dict[str, object] = {"held_out_from": held_out_from}
     data = Data(*parts[:2], read.classes, parts[2], None, (), read.remarks, read.skipped, summary, read.levels)
+    data = replace(data, incomplete=read.incomplete)
     drawn = next(read.splits[name] for name in ("test", "val", "train") if name in read.splits)
     about = (read.classes, taken_from, split, (drawn,), settings.view)
     every, levels = not is_transfer and taken_from == "train", tuple(list_levels(data))

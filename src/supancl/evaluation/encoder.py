@@ -45,7 +45,6 @@ from supancl.runs.folder import RunFolder
 from supancl.runs.importing import open_encoder
 
 if TYPE_CHECKING:
-    from supancl.data.labels import Level
     from supancl.evaluation.data import EvaluationData
 
 CACHE_VERSION = 4  # of features that are kept: 4 since images are known by their checksums
@@ -199,7 +198,7 @@ class Parts:
             self.values[name] = self.encoder.features(split, self.data.view).values
         return Features(self.values[name], split.labels.clone(), split.all_labels.pairs)
 
-    def at(self, level: Level) -> Parts:
+    def at(self, level: tuple[str, ...]) -> Parts:
         """The same features with the labels of a level."""
         parts = Parts(self.encoder, self.data.at(level))
         parts.values = self.values

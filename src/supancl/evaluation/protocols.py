@@ -13,7 +13,6 @@ from torch import Tensor
 from supancl.data.labels import find_leaves
 from supancl.data.opening import absolute_source
 from supancl.data.order import derive_seed, epoch_order
-from supancl.data.sources.benchmarks import Incomplete
 from supancl.data.splits import Split, fingerprint
 from supancl.errors import BadInput
 from supancl.evaluation import (
@@ -115,7 +114,7 @@ def record(
     run_data = evaluated.recipe.data if evaluated.recipe is not None and is_run_source(evaluated, data.source) else None
     is_own = data.source is None or (run_data is not None and run_data.is_whole)
     base = f"{settings.name}-{name}" if settings.needs_data or not is_own else settings.name
-    lacks_images = bool(read.skipped) or any(isinstance(remark, Incomplete) for remark in read.remarks)
+    lacks_images = bool(read.skipped) or read.incomplete
     if about.get("cut_off"):
         evaluated.reporter.warn(
             f"{data.location}: the classifier did not reach its optimum (residual {about['residual']:.2g}); normalised "

@@ -194,16 +194,14 @@ def load_or_measure(
 
 def data_key(name: str, root: Path) -> str:
     """A digest of the data set's files, splits and labels: if they change, results are measured again."""
-    benchmark = find_benchmark(name, root)
-    if benchmark.files is not None:
-        entries = sorted((path, str(split), str(label)) for split, path, label in benchmark.files(benchmark.folder))
-    else:  # ROOT may hold other files too, so only the first of its own counts
-        arrays = [benchmark.folder / file for file in benchmark_row(name).arrays]
-        entries = [(array, "", "") for array in arrays if array.is_file()][:1]
+    (folder, marker), row = find_benchmark(name, root), benchmark_row(name)
+    entries = [(folder / marker, "", "")]
+    if marker in row.files:
+        entries = sorted((path, str(split), str(label)) for split, path, label in row.files[marker](folder))
     content = hashlib.sha256()
     for path, split, label in entries:
         stamp = file_stamp(path) if path.is_file() else None
-        content.update(json.dumps([str(path.relative_to(benchmark.folder)), split, label, repr(stamp)]).encode())
+        content.update(json.dumps([str(path.relative_to(folder)), split, label, repr(stamp)]).encode())
     return content.hexdigest()[:16]
 
 

@@ -25,7 +25,7 @@ class Benchmark:
     title: str
     classes: int
     folders: tuple[str, ...]  # possible names of its folder below ROOT; ROOT may also be that folder
-    where: str
+    where: str  # the address: what to download; the layout
     cite: str
     split: tuple[int, int, int] | None = None
     images: int | None = None
@@ -48,173 +48,117 @@ class Benchmark:
 
 
 _KRIZHEVSKY = "Krizhevsky (2009), Learning multiple layers of features from tiny images"
-_CIFAR100 = {"meta": arrays.cifar_python("CIFAR100")}
-_CIFAR100_NPZ = {"cifar100.npz": arrays.cifar_npz("cifar100.npz")}
-_CIFAR100_WHERE = """\
-https://www.cs.toronto.edu/~kriz/cifar.html: cifar-100-python.tar.gz
-  cifar-100-python/{train,test,meta}
-or, with train_images, train_labels, test_images, test_labels and class_names in it,
-  cifar100.npz"""
+_CIFAR100 = arrays.cifar_python("CIFAR100")
+_CIFAR100_WHERE = "https://www.cs.toronto.edu/~kriz/cifar.html: cifar-100-python.tar.gz; cifar-100-python/meta, ..."
 
 BENCHMARKS: dict[str, Benchmark] = {
     "cifar10": Benchmark(
-        "CIFAR10", 10, ("cifar-10-batches-py",), split=(45000, 5000, 10000),
-        arrays={"batches.meta": arrays.cifar_python("CIFAR10"), "cifar10.npz": arrays.cifar_npz("cifar10.npz")},
-        cite=_KRIZHEVSKY,
-        where="""\
-https://www.cs.toronto.edu/~kriz/cifar.html: cifar-10-python.tar.gz
-  cifar-10-batches-py/{data_batch_1,...,data_batch_5,test_batch,batches.meta}
-or, with train_images, train_labels, test_images, test_labels and class_names in it,
-  cifar10.npz""",
+        "CIFAR10", 10, ("cifar-10-batches-py",), split=(45000, 5000, 10000), cite=_KRIZHEVSKY,
+        arrays={"batches.meta": arrays.cifar_python("CIFAR10")},
+        where="https://www.cs.toronto.edu/~kriz/cifar.html: cifar-10-python.tar.gz; cifar-10-batches-py/...",
     ),
     "cifar100": Benchmark(
-        "CIFAR100", 100, ("cifar-100-python",), split=(45000, 5000, 10000), arrays=_CIFAR100 | _CIFAR100_NPZ,
-        cite=_KRIZHEVSKY,
-        where=_CIFAR100_WHERE,
+        "CIFAR100", 100, ("cifar-100-python",), split=(45000, 5000, 10000), cite=_KRIZHEVSKY,
+        arrays={"meta": _CIFAR100}, where=_CIFAR100_WHERE,
     ),
     "dtd": Benchmark(
         "DTD (split 1)", 47, ("dtd", "dtd/dtd"), split=(1880, 1880, 1880), images=5640,
         files={"labels/train1.txt": folder.dtd}, cite="Cimpoi et al. (2014), Describing textures in the wild",
-        where="""\
-https://www.robots.ox.ac.uk/~vgg/data/dtd: dtd-r1.0.1.tar.gz
-  dtd/images/CLASS/*.jpg
-  dtd/labels/{train1,val1,test1}.txt""",
+        where="https://www.robots.ox.ac.uk/~vgg/data/dtd: dtd-r1.0.1.tar.gz; dtd/{images,labels}",
     ),
     "food101": Benchmark(
         "Food101", 101, ("food-101", "food101"), split=(68175, 7575, 25250), files={"meta/train.json": folder.food101},
         cite="Bossard et al. (2014), Food-101: mining discriminative components with random forests",
-        where="""\
-https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101: food-101.tar.gz
-  food-101/images/CLASS/*.jpg
-  food-101/meta/{train,test}.json""",
+        where="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101: food-101.tar.gz; food-101/{images,meta}",
     ),
     "mit67": Benchmark(
         "MIT67", 67, ("mit67", "indoorCVPR_09"), split=(4690, 670, 1340), files={"TrainImages.txt": folder.mit67},
         cite="Quattoni and Torralba (2009), Recognizing indoor scenes",
-        where="""\
-https://web.mit.edu/torralba/www/indoor.html: indoorCVPR_09.tar, TrainImages.txt, TestImages.txt
-  mit67/Images/CLASS/*.jpg (or mit67/indoorCVPR_09/Images/CLASS/*.jpg)
-  mit67/{TrainImages,TestImages}.txt""",
+        where="https://web.mit.edu/torralba/www/indoor.html: indoorCVPR_09.tar, TrainImages.txt, TestImages.txt; "
+        "mit67/Images/CLASS/*.jpg, mit67/{TrainImages,TestImages}.txt",
     ),
     "sun397": Benchmark(
         "SUN397 (split 1)", 397, ("SUN397", "sun397"), split=(15880, 3970, 19850),
-        files={"Training_01.txt": folder.sun397(""), "Partitions/Training_01.txt": folder.sun397("Partitions/")},
+        files={"Training_01.txt": folder.sun397},
         cite="Xiao et al. (2010), SUN database: large-scale scene recognition from abbey to zoo",
-        where="""\
-https://vision.princeton.edu/projects/2010/SUN: SUN397.tar.gz, Partitions.zip (unpacked inside SUN397)
-  SUN397/a/abbey/*.jpg, ...
-  SUN397/{Training_01,Testing_01}.txt (or SUN397/Partitions/...)""",
+        where="https://vision.princeton.edu/projects/2010/SUN: SUN397.tar.gz, Partitions.zip; "
+        "SUN397/a/abbey/*.jpg, SUN397/{Training_01,Testing_01}.txt",
     ),
     "caltech101": Benchmark(
         "Caltech101", 101, ("caltech101", "caltech-101"), split=(2525, 505, 5647), metric="per_class",
         per_class=(25, 5), files={"101_ObjectCategories/": folder.caltech101},
         cite="Fei-Fei et al. (2004), Learning generative visual models from few training examples",
-        where="""\
-https://data.caltech.edu/records/mzrjq-6wc02: caltech-101.zip, and in it 101_ObjectCategories.tar.gz
-  caltech101/101_ObjectCategories/CLASS/*.jpg""",
-        remarks=(
-            "there is no official split: 25 and 5 images of each class are drawn for train and val, the rest is "
-            "test; BACKGROUND_Google is left out",
-        ),
+        where="https://data.caltech.edu/records/mzrjq-6wc02: caltech-101.zip, and in it 101_ObjectCategories.tar.gz; "
+        "caltech101/101_ObjectCategories/CLASS/*.jpg",
+        remarks=("no official split: 25 and 5 images of each class are drawn for train and val, the rest is test",),
     ),
     "cub200": Benchmark(
         "CUB200", 200, ("CUB_200_2011", "CUB_200_2011/CUB_200_2011", "cub200"), split=(4994, 1000, 5794), images=11788,
         metric="per_class", files={"train_test_split.txt": folder.cub200},
         cite="Wah et al. (2011), The Caltech-UCSD Birds-200-2011 dataset",
-        where="""\
-https://www.vision.caltech.edu/datasets/cub_200_2011: CUB_200_2011.tgz
-  CUB_200_2011/images/CLASS/*.jpg
-  CUB_200_2011/{images,train_test_split}.txt""",
-        remarks=(
-            "published: 5,994 train + val and 5,794 test images, 11,788 in all; the paper's table has 4,990 + "
-            "1,000 and 5,794, and for few-shot 11,745 (learn2learn, which the released code uses, leaves out 43 "
-            "images that are also in ImageNet)",
-        ),
+        where="https://www.vision.caltech.edu/datasets/cub_200_2011: CUB_200_2011.tgz; "
+        "CUB_200_2011/images/CLASS/*.jpg, CUB_200_2011/{images,train_test_split}.txt",
+        remarks=("the paper's table has 4,990 + 1,000 and 5,794 images, and 11,745 for few-shot",),
     ),
     "dogs": Benchmark(
         "Dogs", 120, ("StanfordDogs", "stanford-dogs", "dogs"), split=(10800, 1200, 8580), metric="per_class",
-        files={"train_list.mat": folder.dogs(""), "lists/train_list.mat": folder.dogs("lists/")},
+        files={"train_list.mat": folder.dogs},
         cite="Khosla et al. (2011), Novel dataset for fine-grained image categorization",
-        where="""\
-http://vision.stanford.edu/aditya86/ImageNetDogs: images.tar, lists.tar
-  StanfordDogs/Images/CLASS/*.jpg
-  StanfordDogs/{train_list,test_list}.mat (or StanfordDogs/lists/...)""",
-        remarks=(
-            "the images are taken from ImageNet: 20 of the 120 breeds are classes of ImageNet-100, so an encoder "
-            "pretrained on it (the paper's too) may have met images that are tested here",
-        ),
+        where="http://vision.stanford.edu/aditya86/ImageNetDogs: images.tar, lists.tar; "
+        "StanfordDogs/Images/CLASS/*.jpg, StanfordDogs/{train_list,test_list}.mat",
+        remarks=("20 of the 120 breeds are classes of ImageNet-100, from whose images these are taken",),
     ),
     "flowers102": Benchmark(
         "Flowers", 102, ("flowers-102", "flowers102", "flowers"), split=(1020, 1020, 6149), images=8189,
         metric="per_class", files={"setid.mat": folder.flowers102},
         cite="Nilsback and Zisserman (2008), Automated flower classification over a large number of classes",
-        where="""\
-https://www.robots.ox.ac.uk/~vgg/data/flowers/102: 102flowers.tgz, imagelabels.mat, setid.mat
-  flowers-102/jpg/image_00001.jpg, ...
-  flowers-102/{imagelabels,setid}.mat""",
+        where="https://www.robots.ox.ac.uk/~vgg/data/flowers/102: 102flowers.tgz, imagelabels.mat, setid.mat; "
+        "flowers-102/jpg/*.jpg, flowers-102/{imagelabels,setid}.mat",
     ),
     "pets": Benchmark(
         "Pets", 37, ("oxford-iiit-pet", "pets"), split=(2940, 740, 3669), metric="per_class",
-        files={"annotations/trainval.txt": folder.pets, "trainval/Abyssinian/": folder.split_folders},
-        cite="Parkhi et al. (2012), Cats and dogs",
-        where="""\
-https://www.robots.ox.ac.uk/~vgg/data/pets: images.tar.gz, annotations.tar.gz
-  oxford-iiit-pet/images/*.jpg
-  oxford-iiit-pet/annotations/{trainval,test}.txt
-or sorted into class folders,
-  pets/{trainval,test}/CLASS/*.jpg""",
+        files={"annotations/trainval.txt": folder.pets}, cite="Parkhi et al. (2012), Cats and dogs",
+        where="https://www.robots.ox.ac.uk/~vgg/data/pets: images.tar.gz, annotations.tar.gz; "
+        "oxford-iiit-pet/{images,annotations}",
     ),
     "aircraft": Benchmark(
         "Aircraft", 100, ("fgvc-aircraft-2013b", "aircraft"), images=10000,
         files={"data/images_variant_train.txt": folder.aircraft},
         cite="Maji et al. (2013), Fine-grained visual classification of aircraft",
-        where="""\
-https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft: fgvc-aircraft-2013b.tar.gz
-  fgvc-aircraft-2013b/data/images/*.jpg
-  fgvc-aircraft-2013b/data/images_variant_{train,val,test}.txt""",
+        where="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft: fgvc-aircraft-2013b.tar.gz; "
+        "fgvc-aircraft-2013b/data",
     ),
     "fc100": Benchmark(
-        "FC100", 20, ("cifar-100-python",), images=12000,
-        arrays={mark: arrays.fc100(reader) for mark, reader in (_CIFAR100 | _CIFAR100_NPZ).items()},
+        "FC100", 20, ("cifar-100-python",), images=12000, arrays={"meta": arrays.fc100(_CIFAR100)},
         cite="Oreshkin et al. (2018), TADAM: task dependent adaptive metric for improved few-shot learning",
-        where="FC100 is a division of CIFAR100 by superclass; CIFAR100 is all it needs.\n" + _CIFAR100_WHERE,
+        where=_CIFAR100_WHERE,
     ),
     "fungi": Benchmark(
         "Fungi", 1394, ("fgvc_fungi", "fungi"), images=89760, files={"train.json": folder.fungi},
         cite="Schroeder and Cui (2018), FGVCx fungi classification challenge 2018",
-        where="""\
-https://github.com/visipedia/fgvcx_fungi_comp: fungi_train_val.tgz, train_val_annotations.tgz
-  fgvc_fungi/images/CLASS/*.JPG
-  fgvc_fungi/{train,val}.json""",
+        where="https://github.com/visipedia/fgvcx_fungi_comp: fungi_train_val.tgz, train_val_annotations.tgz; "
+        "fgvc_fungi/images/CLASS/*.JPG, fgvc_fungi/{train,val}.json",
     ),
     "omniglot": Benchmark(
         "Omniglot", 1623, ("omniglot", "omniglot-py", "omniglot/python"), images=32460,
         files={"images_background/": folder.omniglot},
         cite="Lake et al. (2015), Human-level concept learning through probabilistic program induction",
-        where="""\
-https://github.com/brendenlake/omniglot, folder python: images_background.zip, images_evaluation.zip
-  omniglot/{images_background,images_evaluation}/ALPHABET/CHARACTER/*.png""",
+        where="https://github.com/brendenlake/omniglot: python/{images_background,images_evaluation}.zip; "
+        "omniglot/{images_background,images_evaluation}/ALPHABET/CHARACTER/*.png",
     ),
     "traffic-signs": Benchmark(
-        "Traffic Signs (GTSRB)", 43, ("gtsrb", "GTSRB"), images=12630,
-        files={"GT-final_test.csv": folder.gtsrb, "test/00000/": folder.test_folders},
+        "Traffic Signs (GTSRB)", 43, ("gtsrb", "GTSRB"), images=12630, files={"GT-final_test.csv": folder.gtsrb},
         cite="Houben et al. (2013), Detection of traffic signs in real-world images",
-        where="""\
-https://benchmark.ini.rub.de/gtsrb_dataset.html: GTSRB_Final_Test_Images.zip, GTSRB_Final_Test_GT.zip
-  gtsrb/GTSRB/Final_Test/Images/*.ppm
-  gtsrb/GT-final_test.csv
-or sorted into class folders,
-  gtsrb/test/CLASS/*.jpg""",
+        where="https://benchmark.ini.rub.de/gtsrb_dataset.html: GTSRB_Final_Test_Images.zip, GTSRB_Final_Test_GT.zip; "
+        "gtsrb/GTSRB/Final_Test/Images/*.ppm, gtsrb/GT-final_test.csv",
     ),
     "imagenet100": Benchmark(
         "ImageNet-100", 100, ("imagenet100", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"), split=(126689, 5000, 0),
         pretraining=True, files={"train/": folder.imagenet100}, class_sizes={"train": (732, 1300), "val": (50, 50)},
         class_order=folder.imagenet100_classes(),
         cite="Deng et al. (2009), ImageNet; classes of Tian et al. (2019), Contrastive multiview coding",
-        where="""\
-https://www.image-net.org: ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar; val sorted into class folders too
-  imagenet/train/n02869837/*.JPEG, ... (all thousand classes may be there)
-  imagenet/val/n02869837/*.JPEG, ...""",
+        where="https://www.image-net.org: ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar; "
+        "imagenet/{train,val}/n02869837/*.JPEG, ... (all thousand classes may be there)",
         remarks=("labels follow the order of the class list, not that of the sorted names",),
     ),
 }  # fmt: skip

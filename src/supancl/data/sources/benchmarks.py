@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from supancl.data.listing import OFFICIAL_SPLITS, SPLITS, Listing, list_entries
 from supancl.data.preparing import SPLIT_SEED
-from supancl.data.sources.arrays import ArrayReader
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark, Use
-from supancl.data.sources.folder import FileReader
 from supancl.data.store.memory import take_items
 from supancl.errors import BadInput, did_you_mean
 
@@ -33,10 +30,6 @@ __all__ = [
     "ALIASES", "BENCHMARKS", "Benchmark", "Check", "CheckRow", "benchmark", "check_benchmark", "download_instructions",
     "find_benchmark", "find_benchmarks", "is_benchmark", "list_benchmark", "official_name",
 ]  # fmt: skip
-
-
-class Incomplete(str):
-    """A remark that a benchmark lacks images, so that results cannot be compared with published ones."""
 
 
 def benchmark(name: str) -> Benchmark:
@@ -58,26 +51,14 @@ def is_benchmark(source: str) -> bool:
     return bool(separator) and (name in BENCHMARKS or name in ALIASES)
 
 
-class BenchmarkLocation(NamedTuple):
-    """The data set's folder, and the reader of its layout there: of files or of arrays."""
-
-    folder: Path
-    files: FileReader | None
-    arrays: ArrayReader | None
-
-
-def find_benchmark(name: str, root: Path | str) -> BenchmarkLocation:
-    """Find the data set in one of its folders below ROOT, else in ROOT itself."""
-    row, root = benchmark(name), Path(root)
-    markers = (*row.files, *row.arrays)
-    for folder in (*(root / subfolder for subfolder in row.folders), root):
-        for marker in markers:
+def find_benchmark(name: str, root: Path | str) -> tuple[Path, str]:
+    """The data set's folder, one of its names below ROOT or ROOT itself, and what identifies its layout there."""
+    row = benchmark(name)
+    for folder in (*(Path(root, subfolder) for subfolder in row.folders), Path(root)):
+        for marker in (*row.files, *row.arrays):
             if (folder / marker).is_dir() if marker.endswith("/") else (folder / marker).is_file():
-                return BenchmarkLocation(folder, row.files.get(marker), row.arrays.get(marker))
-    raise BadInput(
-        f"{name}: not in {root} (looked for {' or '.join(markers)} there and in {', '.join(row.folders)} below it); "
-        f"see: supancl data check {name}"
-    )
+                return folder, marker
+    raise BadInput(f"{name}: not in {root}; see: supancl data check {name}")
 
 
 def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
@@ -97,48 +78,26 @@ def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-class _Found(NamedTuple):
-    """The images that the official lists name: their official split and class name, and those that are not there."""
-
-    folder: Path
-    listing: Listing
-    official: np.ndarray
-    labels: np.ndarray
-    missing: list[str]
-
-
-def _read(name: str, root: Path | str, channels: int) -> _Found:
-    folder, read_files, read_arrays = find_benchmark(name, root)
-    missing: list[str] = []
-    if read_arrays is not None:
-        listing = read_arrays(folder, channels)
-    elif read_files is not None:
-        listing = _list_official(name, folder, read_files)
-        exists = np.array([path.is_file() for path in map(Path, map(str, listing.items))], bool)
+def _read(name: str, root: Path | str, channels: int) -> tuple[Path, Listing, np.ndarray, list[str]]:
+    """The folder, the images that the official lists name, the class name of each, and the files that are not there."""
+    (folder, marker), row = find_benchmark(name, root), benchmark(name)
+    if marker in row.arrays:
+        listing, missing = row.arrays[marker](folder, channels), list[str]()
+    else:
+        try:  # drawn splits depend on the order
+            entries = sorted(row.files[marker](folder), key=lambda entry: Path(entry[1]).as_posix())
+            if len({path for _, path, _ in entries}) < len(entries) or not entries:
+                raise ValueError("an image is listed twice" if entries else "they list no image")
+            present = {label for _, _, label in entries}
+            classes = tuple(label for label in row.class_order if label in present) or None
+            listing = list_entries([(split, Path(path), label) for split, path, label in entries], folder, classes)
+        except Exception as error:  # scipy may raise nearly anything on a broken file, and readers on odd lines
+            raise BadInput(f"{name} in {folder}: its lists are not the official ones ({error}); unpack again") from None
+        exists = np.array([Path(str(path)).is_file() for path in listing.items], bool)
         absent = map(str, take_items(listing.items, np.flatnonzero(~exists)))
-        missing = [Path(name).relative_to(folder).as_posix() for name in absent]
+        missing = [Path(path).relative_to(folder).as_posix() for path in absent]
         listing = listing.take(np.flatnonzero(exists)) if missing else listing
-    labels = np.array([*listing.classes, ""])[listing.labels.single]
-    return _Found(folder, listing, np.array(OFFICIAL_SPLITS)[listing.splits], labels, missing)
-
-
-def _list_official(name: str, folder: Path, read: FileReader) -> Listing:
-    """What the official lists of a benchmark hold; a plugin may have another reader."""
-    try:
-        entries = sorted(read(folder), key=lambda entry: Path(entry[1]).as_posix())  # drawn splits depend on the order
-        twice = next((path for (_, path, _), (_, after, _) in pairwise(entries) if path == after), None)
-        if twice is not None or not entries:
-            raise ValueError(f"{twice} is listed twice" if twice else "they list no image")
-        present = {label for _, _, label in entries}
-        classes = tuple(label for label in benchmark(name).class_order if label in present) or None
-        return list_entries([(split, Path(path), label) for split, path, label in entries], folder, classes=classes)
-    except BadInput:
-        raise
-    except Exception as error:  # scipy may raise nearly anything on a broken file, and readers on odd lines
-        raise BadInput(
-            f"{name} in {folder}: its lists are missing or not the official ones ({type(error).__name__}: {error}); "
-            "download and unpack them again"
-        ) from None
+    return folder, listing, np.array([*listing.classes, ""])[listing.labels.single], missing
 
 
 def list_benchmark(
@@ -146,25 +105,23 @@ def list_benchmark(
 ) -> Listing:
     """List a benchmark's images with the splits of the paper; see `supancl.data.opening.open_benchmark`."""
     name = official_name(name)
-    row, found = BENCHMARKS[name], _read(name, root, channels)
+    row, (folder, listing, labels, missing) = BENCHMARKS[name], _read(name, root, channels)
     use = row.uses[0] if use is None else use
     if use not in row.uses:
         raise BadInput(f"{name} is for {' and '.join(row.uses)}, not for {use}; give its folder instead of its name")
-    if not len(found.labels):
-        raise BadInput(f"{name}: no images in {found.folder}; see: supancl data check {name}")
-    splits = assign_splits(name, row, found.official, found.labels, use)
-    problems = [f"missing: {len(found.missing)}, such as {found.missing[0]}"] if found.missing else []
-    checks, _ = _count(row, use, splits, found.labels)
-    problems += [f"{check.found:,} {check.what} where {check.wanted} belong" for check in checks if not check.ok]
-    if problems and not partial:
-        advice = f"supancl data check {name} --root {found.folder}"
-        raise BadInput(f"{name}: {', '.join(problems)} ({found.folder}); see: {advice}")
-    why = f"{name} is incomplete, so its results cannot be compared with published ones: {', '.join(problems)}"
+    if not len(labels):
+        raise BadInput(f"{name}: no images in {folder}; see: supancl data check {name}")
+    splits = assign_splits(name, row, np.array(OFFICIAL_SPLITS)[listing.splits], labels, use)
+    is_complete = not missing and all(check.ok for check in _count(row, use, splits, labels))
+    if not is_complete and not partial:
+        raise BadInput(f"{name} in {folder} is incomplete; see: supancl data check {name} --root {folder}")
+    why = (f"{name} is incomplete, so its results cannot be compared with published ones",)
     return replace(
-        found.listing,
+        listing,
         splits=np.array([SPLITS.index(split) for split in splits.tolist()], np.uint8),
-        remarks=(*row.remarks, *([Incomplete(why)] if problems else [])),
-        cache_name=f"{name}@{found.folder.resolve()}",  # not spec.source: a suite opens many data sets with one spec
+        remarks=(*row.remarks, *(() if is_complete else why)),
+        incomplete=not is_complete,
+        cache_name=f"{name}@{folder.resolve()}",  # not spec.source: a suite opens many data sets with one spec
     )
 
 
@@ -182,9 +139,8 @@ def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.nd
     ids = torch.from_numpy(np.unique(labels, return_inverse=True)[1])
     if row.per_class is not None:
         train, val = row.per_class
-        smallest, count = min(Counter(labels.tolist()).items(), key=lambda item: item[1])
-        if count <= train + val:
-            raise BadInput(f"{name}: images of class {smallest!r}: {count}; it needs more than {train} + {val}")
+        if int(torch.bincount(ids).min()) <= train + val:
+            raise BadInput(f"{name}: a class has too few images; it needs more than {train} + {val}")
         ranks = _rank_in_class(ids, SPLIT_SEED)
         splits = np.where(ranks < train, "train", np.where(ranks < train + val, "val", "test"))
     elif row.split is not None and (splits == "trainval").any():
@@ -251,8 +207,7 @@ class Check:
     def lines(self) -> tuple[str, ...]:
         marks = {True: "", False: "  <- differs"}
         counts = [f"  {row.what:<15} {row.found:>8,} of {row.wanted}{marks[row.ok]}" for row in self.rows]
-        missing = [f"  missing: {len(self.missing):,}, such as"] if self.missing else []
-        missing += [f"    {entry}" for entry in self.missing[:10]]
+        missing = [f"  missing: {len(self.missing):,}, such as {self.missing[0]}"] if self.missing else []
         end = "complete" if self.ok else f"incomplete; see: supancl data check {self.name}"
         return (f"{self.name} in {self.folder}", *counts, *missing, *(f"  note: {x}" for x in self.remarks), end)
 
@@ -260,33 +215,30 @@ class Check:
 def check_benchmark(name: str, root: Path | str) -> Check:
     """Count classes and images per split, and name missing files; nothing is decoded."""
     name = official_name(name)
-    row, found = BENCHMARKS[name], _read(name, root, 3)
-    missing, rows = list(found.missing), list[CheckRow]()
+    row, (folder, listing, labels, missing) = BENCHMARKS[name], _read(name, root, 3)
+    official, rows = np.array(OFFICIAL_SPLITS)[listing.splits], list[CheckRow]()
     for use in row.uses:
-        checks, short = _count(row, use, assign_splits(name, row, found.official, found.labels, use), found.labels)
+        checks = _count(row, use, assign_splits(name, row, official, labels, use), labels)
         rows += [check for check in checks if check not in rows]
-        missing += short
-    return Check(name, found.folder, tuple(rows), tuple(missing), row.remarks)
+    return Check(name, folder, tuple(rows), tuple(missing), row.remarks)
 
 
-def _count(row: Benchmark, use: Use, splits: np.ndarray, labels: np.ndarray) -> tuple[list[CheckRow], list[str]]:
-    """Numbers of images and classes, and classes with another number of images than they should have."""
-    counts, classes = Counter(splits.tolist()), len(set(labels.tolist()))
-    rows = [CheckRow("classes", classes, f"{row.classes:,}", classes == row.classes)]
+def _count(row: Benchmark, use: Use, splits: np.ndarray, labels: np.ndarray) -> list[CheckRow]:
+    """Numbers of images and classes, and whether they are as they should be."""
+    classes = CheckRow("classes", found := len(set(labels.tolist())), f"{row.classes:,}", found == row.classes)
     if use == "few-shot":
-        return [CheckRow("few-shot images", len(splits), f"{row.images:,}", len(splits) == row.images), *rows], []
-    if not row.class_sizes:
-        sizes = [(split, counts[split], size) for split, size in zip(SPLITS, row.split or (), strict=True)]
-        return [*(CheckRow(f"{split} images", n, f"{size:,}", n == size) for split, n, size in sizes), *rows], []
-    by_class, wrong = Counter(zip(splits.tolist(), labels.tolist(), strict=True)), list[str]()
-    for split, (low, high) in row.class_sizes.items():
-        sizes_of = {label: by_class[split, label] for label in row.class_order}
-        bad = [
-            f"{split}/{label}/: images: {n}, not {low}-{high}" for label, n in sizes_of.items() if not low <= n <= high
-        ]
-        rows.append(CheckRow(f"{split} images", counts[split], f"{row.classes} x {low:,} to {high:,}", not bad))
-        wrong += bad
-    return rows, wrong
+        return [CheckRow("few-shot images", len(splits), f"{row.images:,}", len(splits) == row.images), classes]
+    rows = []
+    for split, size in zip(SPLITS, row.split or (), strict=True):
+        found, wanted = int((splits == split).sum()), f"{size:,}"
+        is_good = found == size
+        if row.class_sizes:  # of each class
+            low, high = row.class_sizes.get(split, (0, 0))
+            sizes = Counter(labels[splits == split].tolist())
+            is_good = all(low <= sizes[label] <= high for label in row.class_order)
+            wanted = f"{row.classes} x {low:,} to {high:,}"
+        rows.append(CheckRow(f"{split} images", found, wanted, is_good))
+    return [*rows, classes]
 
 
 def download_instructions(name: str) -> str:
@@ -298,5 +250,5 @@ def download_instructions(name: str) -> str:
     if row.split:
         lines.append("for {}: {:,} train, {:,} val, {:,} test images; {}".format(row.uses[0], *row.split, metric))
     lines += [f"for few-shot: {row.images:,} images"] if row.images else []
-    lines += ["", row.where, "", *(f"note: {remark}" for remark in row.remarks)]
+    lines += [*row.where.split("; "), *(f"note: {remark}" for remark in row.remarks)]
     return "\n".join([*lines, f"cite: {row.cite}", f"then: supancl data check {name} --root ROOT"])

@@ -11,10 +11,10 @@ from __future__ import annotations
 import csv
 import os
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element
@@ -40,30 +40,21 @@ def list_folder(root: Path, nested: bool = False) -> Listing:
     With `nested`, folders in class folders are classes too, with names such as animal/cat.
     """
     entries: list[Entry] = []
-    ignored: list[Path] = []
     folders = _split_folders(root)
     for split, folder in folders.items():
         for child in _children(folder):
-            # a broken link is no folder, and is reported when it is opened
-            files = sorted(_iter_files(child)) if child.is_dir() else [child]
-            images = [path for path in files if path.suffix.lower() in LISTED_SUFFIXES]
-            ignored += [path for path in files if path.suffix.lower() not in LISTED_SUFFIXES]
+            images = _list_images(child)
             if child.is_dir() and not images and not is_unlabelled(child):
                 raise BadInput(f"class folder {child} has no image; fill it or remove it")
-            names: dict[Path, str] = {}
-            for path in images:
-                class_folder = path.parent if nested or path == child else child
-                if class_folder not in names:
-                    names[class_folder] = _class_name(class_folder, folder)
-                entries.append((split, path, names[class_folder]))
+            for class_folder, paths in groupby(images, lambda path: path.parent):
+                name = _class_name(class_folder if nested or class_folder == folder else child, folder)
+                entries += [(split, path, name) for path in paths]
     if folders["train"] != root:  # unlabelled/ may be next to train/ or inside it
-        for child in filter(is_unlabelled, _children(root)):
-            images = [path for path in sorted(_iter_files(child)) if path.suffix.lower() in LISTED_SUFFIXES]
-            entries += [("train", path, "") for path in images]
+        outside = filter(is_unlabelled, _children(root))
+        entries += [("train", path, "") for child in outside for path in _list_images(child)]
     if not entries:
-        raise BadInput(f"{root}: no image in it; add class folders with {', '.join(sorted(LISTED_SUFFIXES))} files")
-    remarks = [f"{root}: files that are no images: {len(ignored)}, such as {ignored[0].name}"] if ignored else []
-    return list_entries(entries, root, remarks=tuple(remarks))
+        raise BadInput(f"{root}: no image in it; add class folders of images")
+    return list_entries(entries, root)
 
 
 def check_out_folder(source: str, out: Path) -> None:
@@ -72,8 +63,7 @@ def check_out_folder(source: str, out: Path) -> None:
     if not source or source in BUILT_IN or not root.is_dir():
         return
     for folder in (*_split_folders(root).values(), *filter(is_unlabelled, _children(root))):
-        inside = out.resolve().is_relative_to(folder.resolve())
-        if inside and not any(map(_is_hidden, out.resolve().relative_to(folder.resolve()).parts)):
+        if out.resolve().is_relative_to(folder.resolve()):
             raise BadInput(f"{out} is inside {folder}, whose folders are read as classes; choose another out")
 
 
@@ -97,15 +87,10 @@ def _split_folders(root: Path) -> dict[str, Path]:
     split_named = [child for child in children if child.name.lower() in SPLIT_NAMES]
     if len(split_named) == 1 and len(children) > 1 and not any(child.is_dir() for child in split_named[0].iterdir()):
         return {"train": root}  # CIFAR-100 has a class called train
-    folders: dict[str, Path] = {}
-    for child in split_named:
-        split = SPLIT_NAMES[child.name.lower()]
-        if split in folders:
-            raise BadInput(f"{root} has both {folders[split].name}/ and {child.name}/ for {split}; keep one of them")
-        folders[split] = child
-    if folders and "train" not in folders:
-        name = next(iter(folders.values())).name
-        raise BadInput(f"{root} has {name}/ but no train/; to use {name}/ as the data, give {root / name}")
+    folders = {SPLIT_NAMES[child.name.lower()]: child for child in split_named}
+    if len(folders) < len(split_named) or (folders and "train" not in folders):
+        names = ", ".join(f"{child.name}/" for child in split_named)
+        raise BadInput(f"{root} has {names}: train/ is needed, and each split once; give a folder of it to use that")
     return folders or {"train": root}
 
 
@@ -115,22 +100,20 @@ def _class_name(class_folder: Path, split_folder: Path) -> str:
     return "/".join(takewhile(lambda part: part.lower() not in UNLABELLED_FOLDERS, parts))
 
 
-def _iter_files(folder: Path) -> Iterator[Path]:
-    """Every file below a folder; none that are hidden."""
+def _list_images(folder: Path) -> list[Path]:
+    """Every image file below a folder, sorted, none that is hidden; or the file itself."""
 
     def refuse(error: OSError) -> None:
         raise error  # os.walk would skip unreadable folders silently
 
-    visited: set[str] = set()
-    for directory, subfolders, files in os.walk(folder, onerror=refuse, followlinks=True):
+    files, visited = [] if folder.is_dir() else [folder], set[str]()
+    for directory, subfolders, names in os.walk(folder, onerror=refuse, followlinks=True) if folder.is_dir() else ():
         target = os.path.realpath(directory)
-        if target in visited:  # a link to a folder above
-            subfolders.clear()
-            continue
+        # sorted, so that of two links to a folder every machine takes the same; a link may lead to a folder above
+        subfolders[:] = [] if target in visited else sorted(name for name in subfolders if not _is_hidden(name))
+        files += [] if target in visited else [Path(directory, name) for name in names if not _is_hidden(name)]
         visited.add(target)
-        # sorted, so that of two links to a folder every machine takes the same
-        subfolders[:] = sorted(name for name in subfolders if not _is_hidden(name))
-        yield from (Path(directory, name) for name in files if not _is_hidden(name))
+    return sorted(path for path in files if path.suffix.lower() in LISTED_SUFFIXES)
 
 
 # --- Pascal VOC: the labels of an image are the classes of its objects ------------------------------------------------
@@ -147,13 +130,10 @@ class Annotation(NamedTuple):
 
 def find_voc(root: Path) -> Path | None:
     """The folder of a year: this one, or the one below it (VOC2012/, VOCdevkit/VOC2012/); None if there is none."""
-    years = [
-        folder
-        for folder in (root, *sorted(root.glob("VOC*")), *sorted(root.glob("VOCdevkit/VOC*")))
-        if all((folder / name).is_dir() for name in ("Annotations", "ImageSets/Main", "JPEGImages"))
-    ]
+    folders = (root, *sorted(root.glob("VOC*")), *sorted(root.glob("VOCdevkit/VOC*")))
+    years = [each for each in folders if (each / "ImageSets/Main").is_dir() and (each / "JPEGImages").is_dir()]
     if len(years) > 1:
-        raise BadInput(f"{root} holds {years[0].name} and {years[1].name}; name one of them, or both: --data several")
+        raise BadInput(f"{root} holds {years[0].name} and {years[1].name}; name one of them")
     return years[0] if years else None
 
 
@@ -173,8 +153,8 @@ def list_voc(folder: Path) -> Listing:
         if split == "test" and not all((folder / f"Annotations/{name}.xml").exists() for name in names):
             continue  # those of VOC2012 were never published
         for name in names:
-            kinds, difficult = _read_annotation(folder, name, _list_classes)
-            clear = {kind for kind, hard in zip(kinds, difficult, strict=True) if not hard}
+            found = read_annotation(folder, name, with_boxes=False)
+            clear = {kind for kind, hard in zip(found.names, found.difficult, strict=True) if not hard}
             entries.append((split, folder / f"JPEGImages/{name}.jpg", tuple(sorted(clear))))
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{folder}/ImageSets/Main/{files['train']}.txt lists no image; unpack it again")
@@ -190,52 +170,36 @@ def read_list(folder: Path, name: str) -> list[str]:
         raise BadInput(f"cannot read the list {path}; unpack all of ImageSets/Main") from None
 
 
-def read_annotation(folder: Path, name: str) -> Annotation:
+def read_annotation(folder: Path, name: str, with_boxes: bool = True) -> Annotation:
     """Annotations/NAME.xml; boxes count from 0, and their right and lower ends are outside."""
-
-    def read(tree: Element) -> Annotation:
-        size = int(_text_at(tree, "size/height")), int(_text_at(tree, "size/width"))
-        names, difficult = _list_classes(tree)
-        boxes = []
-        for entry in tree.findall("object"):
-            sides = (float(_text_at(entry, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax"))
-            left, top, right, bottom = sides
-            # VOC counts pixels from 1 and includes both ends: 1..W is the full width, which is 0..W here
-            boxes.append([left - 1, top - 1, right, bottom])
-        return Annotation(size, names, boxes, difficult)
-
-    result: Annotation = _read_annotation(folder, name, read)
-    return result
-
-
-def _read_annotation(folder: Path, name: str, read: Callable[[Element], Any]) -> Any:
-    """What `read` makes of Annotations/NAME.xml; faults are refused with its name."""
-    file = folder / "Annotations" / f"{name}.xml"
+    file, boxes, size = folder / "Annotations" / f"{name}.xml", list[list[float]](), (0, 0)
     try:
         with open_regular(file) as opened:
-            return read(ElementTree.parse(opened).getroot())
+            tree = ElementTree.parse(opened).getroot()
+        objects = [each for each in tree.findall("object") if _text_at(each, "name")]
+        if tree.tag != "annotation":
+            raise ValueError("no <annotation>")
+        if with_boxes:
+            size = int(_text_at(tree, "size/height")), int(_text_at(tree, "size/width"))
+        for each in objects if with_boxes else ():
+            left, top, right, bottom = (
+                float(_text_at(each, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")
+            )
+            # VOC counts pixels from 1 and includes both ends: 1..W is the full width, which is 0..W here
+            boxes.append([left - 1, top - 1, right, bottom])
     except (OSError, ElementTree.ParseError, ValueError) as error:
         raise BadInput(f"{file}: not a VOC annotation ({error}); fix it, or remove {name} from the list") from None
-
-
-def _list_classes(tree: Element) -> tuple[list[str], list[bool]]:
-    if tree.tag != "annotation":
-        raise ValueError("no <annotation>")
-    objects = tree.findall("object")
-    difficult = [(entry.findtext("difficult") or "").strip() == "1" for entry in objects]
-    return [_text_at(entry, "name") for entry in objects], difficult
+    difficult = [(each.findtext("difficult") or "").strip() == "1" for each in objects]
+    return Annotation(size, [_text_at(each, "name") for each in objects], boxes, difficult)
 
 
 def _text_at(element: Element, path: str) -> str:
-    """The text of the one element at a path; ValueError if there is none."""
-    elements = element.findall(path)
-    text = (elements[0].text or "").strip() if len(elements) == 1 else ""
-    if not text:
+    if not (text := (element.findtext(path) or "").strip()):
         raise ValueError(f"no <{path.replace('/', '><')}>")
     return text
 
 
-# --- official lists of benchmarks; `benchmarks.read_official` refuses what they hold instead --------------------------
+# --- official lists of benchmarks; `benchmarks` refuses what they hold instead ------------------------------------
 
 
 def lists(files: Mapping[str, str], parse: Callable[[str], tuple[str, str]]) -> FileReader:
@@ -264,20 +228,11 @@ aircraft = lists(  # 1025794 707-320
 )
 
 
-def mit67(folder: Path) -> Iterable[tuple[str, Path, str]]:
-    is_inner = not (folder / "Images").is_dir() and (folder / "indoorCVPR_09/Images").is_dir()
-    images = "indoorCVPR_09/Images" if is_inner else "Images"
-    return lists({"trainval": "TrainImages.txt", "test": "TestImages.txt"}, in_class_folder(images))(folder)
-
-
-def sun397(subfolder: str) -> FileReader:
-    """Training_01.txt and Testing_01.txt hold '/a/abbey/sun_....jpg'; a class may be two folders deep."""
-
-    def parse(line: str) -> tuple[str, str]:
-        _, first, *others = line.strip("/").split("/")
-        return line.strip("/"), "/".join([first, *others[:-1]])
-
-    return lists({"trainval": f"{subfolder}Training_01.txt", "test": f"{subfolder}Testing_01.txt"}, parse)
+mit67 = lists({"trainval": "TrainImages.txt", "test": "TestImages.txt"}, in_class_folder("Images"))
+sun397 = lists(  # /a/abbey/sun_....jpg; a class may be two folders deep
+    {"trainval": "Training_01.txt", "test": "Testing_01.txt"},
+    lambda line: (line.strip("/"), "/".join(line.strip("/").split("/")[1:-1])),
+)
 
 
 def pets(folder: Path) -> Iterable[tuple[str, Path, str]]:
@@ -302,15 +257,11 @@ def cub200(folder: Path) -> Iterable[tuple[str, Path, str]]:
         yield "trainval" if training[number] == "1" else "test", folder / "images" / image, image.split("/")[0]
 
 
-def dogs(subfolder: str) -> FileReader:
+def dogs(folder: Path) -> Iterable[tuple[str, Path, str]]:
     """train_list.mat and test_list.mat, file_list: 'n02085620-Chihuahua/n02085620_5927.jpg'."""
-
-    def read(folder: Path) -> Iterable[tuple[str, Path, str]]:
-        for split, file in (("trainval", "train"), ("test", "test")):
-            for image in map(str, _read_mat(folder / f"{subfolder}{file}_list.mat", "file_list")):
-                yield split, folder / "Images" / image, image.split("/")[0]
-
-    return read
+    for split, file in (("trainval", "train"), ("test", "test")):
+        for image in map(str, _read_mat(folder / f"{file}_list.mat", "file_list")):
+            yield split, folder / "Images" / image, image.split("/")[0]
 
 
 def flowers102(folder: Path) -> Iterable[tuple[str, Path, str]]:
@@ -348,17 +299,6 @@ def omniglot(folder: Path) -> Iterable[tuple[str, Path, str]]:
     for half in ("images_background", "images_evaluation"):
         for alphabet in sorted((folder / half).glob("[!.]*")):
             yield from (("all", path, f"{alphabet.name}/{name}") for path, name in _iter_class_folders(alphabet))
-
-
-def split_folders(folder: Path) -> Iterable[tuple[str, Path, str]]:
-    """SPLIT/CLASS/IMAGE: the official splits of a data set, sorted into class folders."""
-    for split in ("trainval", "train", "val", "test"):
-        yield from ((split, path, name) for path, name in _iter_class_folders(folder / split))
-
-
-def test_folders(folder: Path) -> Iterable[tuple[str, Path, str]]:
-    """test/CLASS/IMAGE; other folders are ignored."""
-    return (("test", path, name) for path, name in _iter_class_folders(folder / "test"))
 
 
 def imagenet100(folder: Path) -> Iterable[tuple[str, Path, str]]:

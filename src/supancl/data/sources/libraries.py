@@ -33,8 +33,9 @@ SPLIT_NAMES_TO_TRY = {
 }
 
 
-def _rows(name: str, count: int, dataset_hash: int, read: Callable[[int], Any]) -> LazyItems:
-    """The rows of a data set that reads images by number; they change with the hash of the whole."""
+def _rows(name: str, count: int, content: str, read: Callable[[int], Any]) -> LazyItems:
+    """The rows of a data set that reads images by number; they change with the content of the whole."""
+    dataset_hash = int(hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:15], 16)
 
     def open_row(index: int) -> Any:
         image = read(index)
@@ -77,26 +78,20 @@ def read_torchvision(text: str, channels: int) -> Listing:
 def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> dict[str, Any]:
     """Its splits by our names."""
     parameters = inspect.signature(dataset_class).parameters
-    attempts: dict[str, list[dict[str, Any]]] = {"train": [{}]}
+    attempts: list[tuple[str, dict[str, Any]]] = [("train", {})]
     if "train" in parameters:
-        attempts = {"train": [{"train": True}], "test": [{"train": False}]}
+        attempts = [("train", {"train": True}), ("test", {"train": False})]
     elif "split" in parameters:
-        attempts = {split: [{"split": option} for option in names] for split, names in SPLIT_NAMES_TO_TRY.items()}
-    splits: dict[str, Any] = {}
-    cause = ""
-    for split, alternatives in attempts.items():
-        for arguments in alternatives:
-            try:
-                splits[split] = dataset_class(str(root), **arguments)
-                break
-            except Exception as error:  # each class raises something else
-                if "Valid values are" not in str(error):  # the split exists, but its files do not
-                    cause = cause or reason(error)
+        attempts = [(split, {"split": option}) for split, names in SPLIT_NAMES_TO_TRY.items() for option in names]
+    splits, cause = dict[str, Any](), ""
+    for split, arguments in attempts:
+        try:
+            splits[split] = splits.get(split) or dataset_class(str(root), **arguments)
+        except Exception as error:  # each class raises something else
+            if "Valid values are" not in str(error):  # the split exists, but its files do not
+                cause = cause or reason(error)
     if "train" not in splits:
-        raise BadInput(
-            f"torchvision:{name}@{root}: cannot be opened ({cause}); put its files there, for example "
-            f"with torchvision.datasets.{name}({str(root)!r}, download=True)"
-        )
+        raise BadInput(f"torchvision:{name}@{root}: cannot be opened ({cause}); put its files there (download=True)")
     return splits
 
 
@@ -116,15 +111,9 @@ def _list_items(data: Any, name: str, root: str) -> Sequence[Path | Item]:
             files = [row[0] if isinstance(row, tuple) else row for row in listed]
             if all(isinstance(file, (str, Path)) for file in files) and Path(files[0]).is_file():
                 return [Path(file) for file in files]
-    content = hashlib.sha256()  # names, sizes and times of everything below the root
-    for folder, subfolders, file_names in os.walk(root):
-        subfolders.sort()
-        for file_name in sorted(file_names):
-            with contextlib.suppress(OSError):
-                stamp = file_stamp(Path(folder, file_name))
-                content.update(f"{folder}/{file_name}\0{stamp}".encode("utf-8", "surrogateescape"))
-    dataset_hash = int(content.hexdigest()[:15], 16)
-    return _rows(name, len(data), dataset_hash, lambda index: data[index][0])
+    files = [path for path in sorted(Path(root).rglob("*")) if path.is_file()]
+    content = "".join(f"{path}\0{file_stamp(path)}" for path in files)
+    return _rows(name, len(data), content, lambda index: data[index][0])
 
 
 def _pixel_array(data: Any) -> np.ndarray | None:
@@ -144,10 +133,9 @@ def _class_numbers(data: Any, location: str) -> np.ndarray:
     rows: list[Any] = getattr(data, "_samples", None) or getattr(data, "samples", None) or []
     try:
         for values in (*candidates, [row[1] for row in rows]):
-            if values is not None and len(values) == len(data):
-                numbers = np.asarray(values)
-                if numbers.ndim == 1 and numbers.dtype.kind in "iu":
-                    return numbers.astype(np.int64)
+            numbers = np.asarray(() if values is None else values)
+            if numbers.shape == (len(data),) and numbers.dtype.kind in "iu":
+                return numbers.astype(np.int64)
         return np.array([int(data[i][1]) for i in range(len(data))], np.int64)
     except Exception:  # its samples are not pairs with a number
         raise BadInput(f"{location}: its samples are not (image, class number); save it as class folders") from None
@@ -159,11 +147,8 @@ def _class_numbers(data: Any, location: str) -> np.ndarray:
 @contextlib.contextmanager
 def local_caches(sources: Iterable[str]) -> Iterator[None]:
     """For sources that the user has not named: the libraries of Hugging Face look into their caches, not for hosts."""
-    if not any(name.startswith("hf:") for name in sources):
-        yield
-        return
     with ExitStack() as stack:
-        for library in ("datasets.config", "huggingface_hub.constants"):
+        for library in ("datasets.config", "huggingface_hub.constants") * any(x.startswith("hf:") for x in sources):
             with contextlib.suppress(ImportError):
                 module: Any = import_module(library)
                 stack.callback(setattr, module, "HF_HUB_OFFLINE", module.HF_HUB_OFFLINE)
@@ -182,29 +167,23 @@ def list_hugging_face(text: str, channels: int) -> Listing:
         is_saved = (folder / "dataset_dict.json").exists() or (folder / "state.json").exists()
         dataset = (datasets.load_from_disk if is_saved else datasets.load_dataset)(text)
     except Exception as error:  # network, hub, arrow and pickle each raise something else
-        raise BadInput(
-            f"hf:{text}: cannot be loaded ({reason(error)}); check the name, or give a folder written by save_to_disk"
-        ) from None
+        raise BadInput(f"hf:{text}: cannot be loaded ({reason(error)}); or give a folder of save_to_disk") from None
     splits = dict(dataset) if isinstance(dataset, datasets.DatasetDict) else {"train": dataset}
     names = {split: [name for name in splits if SPLIT_NAMES.get(name.lower()) == split] for split in SPLITS}
     if not names["train"] or any(len(each) > 1 for each in names.values()):
-        raise BadInput(
-            f"hf:{text}: splits {', '.join(splits)}: one must be train, and one at most val and test each; save them "
-            "so (save_to_disk) and give that folder"
-        )
-    entries: list[Entry] = []
-    all_classes: set[tuple[str, ...] | None] = set()
+        raise BadInput(f"hf:{text}: splits {', '.join(splits)}: one must be train, one at most val and test each")
+    entries, all_classes = list[Entry](), set[tuple[str, ...] | None]()
     cache_name = os.path.realpath(text) if Path(text).exists() else text
     for split, (name, *_) in ((split, found) for split, found in names.items() if found):
         data, location = splits[name], f"hf:{text} ({name})"
         image, label = _find_columns(datasets, data, location)
         listed = getattr(_element(data.features[label]), "names", None) if label else None
         all_classes.add(tuple(listed) if listed else None)
-        labels = [_label_names(value, listed, location) for value in (data[label] if label else [None] * len(data))]
+        labels = [_label_names(value, listed) for value in (data[label] if label else [None] * len(data))]
         items = _list_rows(datasets, data, image, f"hf:{cache_name}.{name}")
         entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
     if len(all_classes) > 1:
-        raise BadInput(f"hf:{text}: the classes of its splits differ; cast them to one ClassLabel")
+        raise BadInput(f"hf:{text}: the classes of its splits differ")
     return list_entries(entries, f"hf:{text}", classes=all_classes.pop(), by_number=True)
 
 
@@ -215,8 +194,7 @@ def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Pat
         images = [image or {} for image in raw[column]]
         if all(image.get("path") and not image.get("bytes") for image in images):
             return [Path(image["path"]) for image in images]
-    dataset_hash = int(hashlib.sha256(str(data._fingerprint).encode()).hexdigest()[:15], 16)
-    return _rows(name, len(data), dataset_hash, lambda index: raw[index][column])
+    return _rows(name, len(data), str(data._fingerprint), lambda index: raw[index][column])
 
 
 def _find_columns(datasets: Any, data: Any, location: str) -> tuple[str, str | None]:
@@ -225,9 +203,7 @@ def _find_columns(datasets: Any, data: Any, location: str) -> tuple[str, str | N
     if not images:
         raise BadInput(f"{location}: no column of images; it has {', '.join(data.features)}")
     usual = [name for name in ("label", "labels", "fine_label", "class") if name in data.features]
-    labels = [name for name, kind in data.features.items() if isinstance(kind, datasets.ClassLabel)]
-    if not labels:
-        labels = [name for name, kind in data.features.items() if isinstance(_element(kind), datasets.ClassLabel)]
+    labels = [name for name, kind in data.features.items() if isinstance(_element(kind), datasets.ClassLabel)]
     return images[0], next((name for name in usual if name in labels), (labels or usual or [None])[0])
 
 
@@ -238,20 +214,16 @@ def _element(kind: Any) -> Any:
     return getattr(kind, "feature", kind)
 
 
-def _label_names(value: Any, names: Sequence[str] | None, location: str) -> str | tuple[str, ...]:
-    """The class of a row, '' for none; of a list the classes in it. Lists of weights of all classes are refused."""
+def _label_names(value: Any, names: Sequence[str] | None) -> str | tuple[str, ...]:
+    """The class of a row, '' for none; of a list the classes in it."""
     if value is None or value == -1:
         return ""
-    if not isinstance(value, (list, tuple)):
-        return str(names[value]) if names else str(value)
-    numbers = [item for item in value if isinstance(item, (bool, int, float)) and item != -1]
-    is_weights = any(isinstance(number, (bool, float)) for number in numbers) or len(set(numbers)) < len(numbers)
-    if names is None and is_weights:
-        raise BadInput(
-            f"{location}: the label {str(value)[:80]} is no list of classes; give lists of class numbers or names, "
-            "or save weights as a .npz with train_labels (N, C)"
-        )
-    return tuple(sorted({str(_label_names(item, names, location)) for item in value} - {""}))
+    present = [item for item in value if item != -1] if isinstance(value, (list, tuple)) else []
+    if isinstance(value, float) or (names is None and len(set(present)) < len(present)):  # or weights of all classes
+        raise BadInput(f"the label {str(value)[:80]} is no class; save weights as a .npz with train_labels (N, C)")
+    if isinstance(value, (list, tuple)):
+        return tuple(sorted({str(_label_names(item, names)) for item in value} - {""}))
+    return str(names[value]) if names else str(value)
 
 
 READERS: dict[str, Callable[[str, int], Listing]] = {"torchvision": read_torchvision, "hf": list_hugging_face}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -47,28 +46,25 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
     import pyarrow as pa
     from pyarrow import compute
 
-    is_csv = path.suffix.lower() != ".parquet"
+    is_csv, names = path.suffix.lower() != ".parquet", parse_columns(column_names)
     try:
         with open_regular(path) as file:
-            table, layout = (_read_csv if is_csv else _read_parquet)(file, path, parse_columns(column_names))
+            table, layout = (_read_csv if is_csv else _read_parquet)(file, path, names)
     except (pa.ArrowException, csv.Error, UnicodeDecodeError) as error:
         kind, why = "csv file in UTF-8" if is_csv else "parquet file", str(error).partition("\n")[0][:300]
-        why = re.sub(r"Row #(\d+)", lambda row: f"line {int(row[1]) + 1}", why)
         raise BadInput(f"{path}: not a {kind} ({why}); put values with a comma in double quotes") from None
-    if not table.num_rows:
-        raise BadInput(f"{path}: no image is listed; write a line path,label[,split] for each, below the first")
     for name in (layout.path, *layout.labels):
         if compute.any(compute.match_substring(_values(table[name])[0], "\n")).as_py():
             raise BadInput(f"{path}: a value spans several lines; close its double quote, and double those inside it")
     paths, rows = _values(table[layout.path])
     is_empty = compute.equal(paths, "").to_numpy(zero_copy_only=False)
-    if (is_empty if rows is None else is_empty[rows]).any():
-        raise BadInput(f"{path}: a line has no path; write path,label[,split]")
+    if not table.num_rows or (is_empty if rows is None else is_empty[rows]).any():
+        raise BadInput(f"{path}: no image, or a line without a path; write a line path,label[,split] for each")
     items, remarks = TablePaths(path.parent, paths, rows), list[str]()
     splits = np.zeros(table.num_rows, np.uint8)
     if layout.split is not None:
-        names, codes = _different(table[layout.split])
-        splits = np.array([_split_number(name, path) for name in names.to_pylist()], np.uint8)[codes]
+        texts, codes = _different(table[layout.split])
+        splits = np.array([_split_number(name, path) for name in texts.to_pylist()], np.uint8)[codes]
         if not (splits == SPLITS.index("train")).any():
             raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
         chunks = (paths.slice(start, AT_A_TIME).to_pylist() for start in range(0, len(paths), AT_A_TIME))
@@ -78,7 +74,7 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
             example = items.text(int(np.argmax(np.isin(hashes, divided))))
             remarks.append(f"{path}: files to train on that are held out too: {len(divided)}, such as {example}")
     if layout.classes:
-        weights, order = _weights(table, layout, path), np.argsort(layout.classes)
+        weights, order = _weights(table, layout, path, names), np.argsort(layout.classes)
         classes = tuple(layout.classes[column] for column in order)
         labels = labels_from_pairs(pairs_from_matrix(weights[:, order], max_labels, str(path), 2))
         return Listing(items, splits, labels, classes, str(path), tuple(remarks), keeps_classes=True)
@@ -89,21 +85,19 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
     if max_labels == 1 or not any(SEPARATOR in text for text in texts):
         sets: list[LabelSet] = [{} if text in ("", *NO_LABEL) else {text: 1.0} for text in texts]
     else:
-        sets = [_label_set(text, str(path), max_labels) for text in texts]
+        parsed = [parse_label_set(text, str(path)) for text in texts]
+        check_count(max(map(len, parsed)), max_labels, str(path))
+        sets = [{name: weight for name, weight in each.items() if name not in NO_LABEL} for each in parsed]
     return make_listing(items, splits, codes, sets, path, remarks=tuple(remarks))
 
 
 class TableLayout(NamedTuple):
-    """The columns of a table: their names. `classes` is empty, or the label is in one column for each of these classes.
-
-    `is_guessed` if nobody named these columns.
-    """
+    """The columns of a table. `classes` is empty, or the label is in one column for each of these classes."""
 
     path: str
     labels: tuple[str, ...]
     split: str | None
     classes: tuple[str, ...] = ()
-    is_guessed: bool = False
 
     def wanted(self) -> list[str]:
         """The columns to read."""
@@ -115,8 +109,8 @@ def _read_csv(file: io.BufferedReader, path: Path, names: Mapping[str, str]) -> 
     import pyarrow as pa
     from pyarrow import csv as arrow
 
-    header = next(csv.reader([file.readline(BLOCK_BYTES).decode("utf-8-sig")]), [])
-    header = [name.strip() for name in header]
+    first = next(csv.reader([file.readline(BLOCK_BYTES).decode("utf-8-sig")]), [])
+    header = [name.strip() for name in first]
     layout = find_columns(header, path, names)
     texts = dict.fromkeys(header, pa.large_string())
     options = arrow.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, column_names=header)
@@ -168,11 +162,8 @@ def _different(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray]:
     return values, rows.astype(np.int32)  # a copy, which torch may write to
 
 
-def _weights(table: pa.Table, layout: TableLayout, path: Path) -> np.ndarray:
-    """(N, C): the weights in the columns of the classes; -1 in the row of an unlabelled image.
-
-    Columns that nobody named are classes only if no value is above 1: a width of 640 is no weight.
-    """
+def _weights(table: pa.Table, layout: TableLayout, path: Path, names: Mapping[str, str]) -> np.ndarray:
+    """(N, C): the weights in the columns of the classes; -1 in the row of an unlabelled image."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -183,29 +174,16 @@ def _weights(table: pa.Table, layout: TableLayout, path: Path) -> np.ndarray:
         try:
             weights = compute.cast(compute.if_else(compute.equal(texts, ""), None, texts), pa.float64())
         except pa.ArrowInvalid as error:
-            raise BadInput(f"{path}: column {name!r} holds no weight ({error}); {WEIGHTS}") from None
+            raise BadInput(f"{path}: column {name!r} holds no weight of a class ({error}); name the columns") from None
         found = weights.to_numpy(zero_copy_only=False)
-        if layout.is_guessed and ((found > 1) & np.isfinite(found)).any():
-            raise BadInput(f"{path}: column {name!r} holds {found[found > 1][0]:g}; {WEIGHTS}")
         columns.append(found if rows is None else found[rows])
     matrix = np.stack(columns, axis=1)
+    if "label" not in names and (matrix > 1).any():  # a width of 640 is no weight
+        raise BadInput(
+            f"{path}: columns {', '.join(layout.classes)[:200]} hold no weights of classes; name the columns"
+        )
     matrix[np.isnan(matrix).all(1)] = -1
     return matrix
-
-
-WEIGHTS = (
-    "without a column 'label', all columns but path and split are classes: write 0, 1 or a weight up to 1, or name the "
-    "columns with columns image=NAME,label=NAME (label=cat+dog: one per class)"
-)
-
-
-def _label_set(text: str, location: str, max_labels: int) -> LabelSet:
-    """The names and weights in a label; none in an empty one."""
-    labels = parse_label_set(text, location)
-    if text and not labels:
-        raise BadInput(f"{location}: the label {text!r} names no class; write names with ';' between them, or nothing")
-    check_count(len(labels), max_labels, location)
-    return {name: weight for name, weight in labels.items() if name not in NO_LABEL}
 
 
 def _split_number(text: str, path: Path) -> int:
@@ -231,8 +209,7 @@ def parse_columns(text: str) -> dict[str, str]:
         column, equals, name = (word.strip() for word in pair.partition("="))
         column = "path" if column == "image" else column
         if not equals or not name or column not in ("path", "label", "split") or column in names:
-            fault = f"{pair.strip()!r} is not one of image=NAME, label=NAME and split=NAME, each once"
-            raise BadInput(f"data.columns = {text}: {fault}; write it as in image=file,label=species,split=part")
+            raise BadInput(f"data.columns = {text}: write it as in image=file,label=species,split=part")
         names[column] = name
     return names
 
@@ -244,27 +221,18 @@ def find_columns(header: Sequence[str], table: Path, names: Mapping[str, str]) -
     of a table with nothing but paths and splits have no label.
     """
     path, split = names.get("path", "path"), names.get("split", "split")
-    labels = _label_columns(header, path, split, names)
+    label, others = names.get("label", "label"), [name for name in header if name not in (path, split)]
+    labels = [label] if label in header else [name.strip() for name in label.split("+")]
+    if "label" not in names and label not in header and len(others) != 1:  # one is more likely class numbers
+        labels = others
     wanted, count = [path, *labels, *([split] if "split" in names or split in header else [])], Counter(header)
     if wrong := [name for name in wanted if not name or count[name] != 1]:
         raise BadInput(
             f"{table}: {count[wrong[0]]} columns are called {wrong[0][:80]!r}; the first line has "
-            f"{', '.join(header)[:300]!r}; write path,label[,split] with commas, name the columns with columns "
-            "image=NAME,label=NAME, or write one column of weights for each of several classes"
+            f"{', '.join(header)[:300]!r}; write path,label[,split] with commas, or name them with columns"
         )
     classes = tuple(labels) if len(labels) > 1 else ()
-    return TableLayout(path, tuple(labels), split if split in header else None, classes, "label" not in names)
-
-
-def _label_columns(header: Sequence[str], path: str, split: str, names: Mapping[str, str]) -> list[str]:
-    """The column of labels, or those of the classes, or none; a single other column is more likely class numbers."""
-    label = names.get("label", "label")
-    if label in header or path not in header:
-        return [label]
-    if "label" in names:
-        return [name.strip() for name in label.split("+")]
-    others = [name for name in header if name not in (path, split)]
-    return [label] if len(others) == 1 else others
+    return TableLayout(path, tuple(labels), split if split in header else None, classes)
 
 
 # --- a corrected copy -------------------------------------------------------------------------------------------------
