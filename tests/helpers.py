@@ -18,6 +18,8 @@ from torch import Tensor
 
 from supancl.core.losses import Align, Contrast
 from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
+from supancl.data.views.augment import Draws
+from supancl.data.views.specs import Crops
 
 # the same examples in every run; time is the concern of experiments/benchmarks/
 property_test = settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -30,6 +32,11 @@ POOLS = ("queue", "class-queues", "prototypes")
 
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def draw(crops: Crops, n: int, sizes: Tensor, generator: torch.Generator | None = None, views: int = 1) -> Draws:
+    """The parameters of n views, the first n / views of them first views."""
+    return crops.draws_from(crops.draw_uniforms(n, sizes.device, generator), sizes, views)
 
 
 def units(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -27,6 +27,7 @@ from supancl.training.speed import WARM_UP_STEPS, optimize_for_cuda
 from supancl.training.trainer import Trainer, can_share_step
 from tests.core.test_label_weights import some_pairs
 from tests.files import noise
+from tests.helpers import draw
 from tests.steps import advance, side_by_side, without_tf32
 from tests.test_resume import crash_and_resume
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe
@@ -262,7 +263,7 @@ def test_a_captured_step_serves_another_seed_and_alpha(method: str) -> None:
 def test_views_in_half_precision_are_those_of_the_cpu_to_half_a_grey_level() -> None:
     crops = Crops(size=64, blur=(1.0, 0.1))
     pixels = torch.randint(0, 256, (16, 3, 80, 96), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-    draws = crops.draw(32, torch.tensor([[80, 96]] * 32), torch.Generator().manual_seed(2), 2)
+    draws = draw(crops, 32, torch.tensor([[80, 96]] * 32), torch.Generator().manual_seed(2), 2)
     expected = render_in_chunks(crops, pixels, draws, (0.0,), (1.0,))
     moved = Draws._make(None if drawn is None else drawn.cuda() for drawn in draws)
     for make in (render, torch.compile(render)):

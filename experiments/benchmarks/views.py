@@ -91,7 +91,9 @@ def ours_compiled(setting: Setting, device: torch.device) -> Work:
     crops, images = Crops(size=setting.size, blur=setting.blur), pixels(setting).to(device)
     sizes = torch.tensor([[setting.height, setting.width]], device=device).expand(2 * setting.batch, 2)
     fast = torch.compile(render, dynamic=False)
-    return lambda: fast(crops, images, crops.draw(2 * setting.batch, sizes, None, 2), MEAN, STD)
+    return lambda: fast(
+        crops, images, crops.draws_from(crops.draw_uniforms(2 * setting.batch, sizes.device), sizes, 2), MEAN, STD
+    )
 
 
 def torchvision_transform(setting: Setting, from_pil: bool) -> Any:

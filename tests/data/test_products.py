@@ -8,7 +8,7 @@ import torch
 from supancl.data.views import augment
 from supancl.data.views.render import crop_by_products, render, render_in_chunks
 from supancl.data.views.specs import CROP_ATTEMPTS, Crops, boxes_from_draws
-from tests.helpers import seeded
+from tests.helpers import draw, seeded
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GREY_LEVEL = 1 / 255
@@ -39,7 +39,7 @@ def test_crops_by_products_are_crops_by_lines(size, views):
 @pytest.mark.parametrize("blur", [0.0, (1.0, 0.1)])
 def test_views_in_half_precision_are_within_half_a_grey_level_before_they_are_rounded(blur):
     crops, pixels = Crops(size=48, blur=blur), pixels_of()
-    draws = crops.draw(8, torch.tensor([[40, 56]] * 8), seeded(4), 2)
+    draws = draw(crops, 8, torch.tensor([[40, 56]] * 8), seeded(4), 2)
     exact = render_in_chunks(crops, pixels, draws, (0.0,), (1.0,))
     half = render(crops, pixels, draws, (0.0,), (1.0,), torch.float16)  # bfloat16's rounding left out
     difference = (half.float() - exact).abs()

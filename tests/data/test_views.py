@@ -16,7 +16,7 @@ from supancl.data.views.evaluation import evaluation_view
 from supancl.data.views.render import render, render_in_chunks
 from supancl.data.views.specs import Crops, LocalCrops, Masks
 from tests.data.test_augment import MEAN, STD, bytes_of, cropped, jittered_by_torchvision
-from tests.helpers import seeded
+from tests.helpers import draw, seeded
 
 
 @pytest.mark.parametrize("make", [Crops(size=9), "evaluation"], ids=["crops", "evaluation"])
@@ -49,7 +49,7 @@ def test_a_view_is_torchvisions_functions_with_the_drawn_parameters(crops, chann
     n, views = 12, 3
     mean, std = MEAN[:channels], STD[:channels]
     pixels = bytes_of(n, 24, 31, channels)
-    draws = crops.draw(n * views, torch.tensor([[24, 31]] * n * views), seeded(5), views)
+    draws = draw(crops, n * views, torch.tensor([[24, 31]] * n * views), seeded(5), views)
     result = route(crops, pixels, draws, mean, std)
     assert result.shape == (n * views, channels, 14, 14)
     for row in range(n * views):
@@ -77,7 +77,7 @@ def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, 
     )  # several chunks, rows left over
     crops = Crops(size=size, blur=(1.0, 0.3), jitter=0.9)
     pixels = bytes_of(6, height, width, channels)
-    draws = crops.draw(12, torch.tensor([[height, width]] * 12), seeded(3), 2)
+    draws = draw(crops, 12, torch.tensor([[height, width]] * 12), seeded(3), 2)
     mean, std = (0.5,), (0.2,)
     one = render(crops, pixels, draws, mean, std)
     other = render_in_chunks(crops, pixels, draws, mean, std)
@@ -98,7 +98,7 @@ def test_a_row_has_the_same_bits_whichever_rows_are_rendered_with_it(size, chann
     sides = torch.randint(size // 2, 2 * size, (count, 2), generator=seeded(size)).tolist()
     images = [bytes_of(1, height, width, channels, seed=height)[0] for height, width in sides]
     batch, crops = pad_images(images), Crops(size=size, blur=0.8, solarize=0.3)
-    draws = crops.draw(2 * count, batch.sizes.repeat(2, 1), seeded(3), 2)
+    draws = draw(crops, 2 * count, batch.sizes.repeat(2, 1), seeded(3), 2)
     together = render_in_chunks(crops, batch.pixels, draws, mean, std)
     for chosen in ([0], [3], [11], [15], [1, 6], [5, 2, 14], [7, 6, 5, 4, 3, 12, 1]):
         own = pad_images([images[row % count] for row in chosen])
@@ -119,7 +119,7 @@ def test_nothing_on_the_way_to_a_view_needs_a_value_on_the_host():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu_views_are_those_of_the_cpu_made_without_waiting_and_in_a_captured_graph():
     crops, pixels = Crops(size=64, blur=(1.0, 0.1)), bytes_of(6, 80, 90)
-    draws = crops.draw(12, torch.tensor([[80, 90]] * 12), seeded(5), 2)
+    draws = draw(crops, 12, torch.tensor([[80, 90]] * 12), seeded(5), 2)
     expected = render_in_chunks(crops, pixels, draws, MEAN, STD)
     there, drawn = pixels.cuda(), Draws._make(d if d is None else d.cuda() for d in draws)
     made = render(crops, there, drawn, MEAN, STD)
@@ -145,7 +145,7 @@ def test_on_a_gpu_views_are_those_of_the_cpu_made_without_waiting_and_in_a_captu
 
 def test_render_is_one_graph_without_breaks():
     pixels, crops = bytes_of(3, 24, 31), BYOL
-    draws = crops.draw(6, torch.tensor([[24, 31]] * 6), seeded(5), 2)
+    draws = draw(crops, 6, torch.tensor([[24, 31]] * 6), seeded(5), 2)
     compiled = torch.compile(render, fullgraph=True, backend="eager")
     expected = render(crops, pixels, draws, MEAN, STD)
     torch.testing.assert_close(compiled(crops, pixels, draws, MEAN, STD), expected, rtol=0, atol=1e-6)
@@ -172,7 +172,7 @@ N = 20000
 
 
 def draws_of(crops, height=48, width=64):
-    return crops.draw(N, torch.tensor([[height, width]]).expand(N, 2), seeded(11))
+    return draw(crops, N, torch.tensor([[height, width]]).expand(N, 2), seeded(11))
 
 
 def agreement(ours, theirs):
@@ -242,8 +242,8 @@ def test_exactly_that_share_is_masked_in_every_view_of_every_vector(share):
 
 def test_asking_for_more_leaves_what_was_drawn_before_as_it_was():
     sizes = torch.tensor([[48, 64]]).expand(50, 2)
-    plain = Crops().draw(50, sizes, seeded(1), 2)
-    more = Crops(solarize=0.5, local=LocalCrops()).draw(50, sizes, seeded(1), 2)
+    plain = draw(Crops(), 50, sizes, seeded(1), 2)
+    more = draw(Crops(solarize=0.5, local=LocalCrops()), 50, sizes, seeded(1), 2)
     assert all(torch.equal(one, other) for one, other in zip(plain[:-1], more[:-1], strict=True))
     assert plain.solarize is None
     assert more.solarize.any()

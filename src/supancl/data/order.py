@@ -72,19 +72,12 @@ class Order:
     """
 
     def __init__(
-        self,
-        labels: Tensor,
-        seed: int,
-        batch_size: int,
-        balanced: bool = False,
-        unlabelled: bool = True,
-        counts: Tensor | None = None,
-        window: int = 1,
-    ) -> None:
+        self, labels: Tensor, seed: int, batch_size: int, balanced: bool = False, unlabelled: bool = True,
+        counts: Tensor | None = None, window: int = 1,
+    ) -> None:  # fmt: skip
         self.counts, self.window = counts, window
-        unlabelled = unlabelled or counts is not None
-        self.images = len(labels)
-        self.members = torch.arange(self.images) if unlabelled else (labels.cpu() >= 0).nonzero()[:, 0]
+        self.images, takes_all = len(labels), unlabelled or counts is not None
+        self.members = torch.arange(self.images) if takes_all else (labels.cpu() >= 0).nonzero()[:, 0]
         self.labels, self.seed, self.batch_size, self.balanced = labels.cpu()[self.members], seed, batch_size, balanced
         self.steps_per_epoch = self.images // batch_size
         self.cached_orders: dict[int, Tensor] = {}

@@ -90,23 +90,22 @@ class WaitStopped(Exception):
     """A signal has come while a step waited for its images; nothing of the step has been done."""
 
 
-_waits: list[bool] = []  # not empty while the main thread waits for images
+_waiting = set[int]()  # the threads that wait for images
 
 
 @contextmanager
 def waiting_for_images() -> Iterator[None]:
     """While the main thread is in this block, a stopping signal may raise `WaitStopped` in it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    _waits.extend([True] * is_main)
+    _waiting.add(threading.get_ident())
     try:
         yield
     finally:
-        if is_main:
-            _waits.clear()
+        _waiting.discard(threading.get_ident())
 
 
 def is_waiting_for_images() -> bool:
-    return bool(_waits)
+    """Whether this thread is in such a block; handlers of signals run in the main thread."""
+    return threading.get_ident() in _waiting
 
 
 class Feed:

@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant("return balanced_order(self.labels, self.seed, number)", "return balanced_order(self.labels, self.seed, 0)"),
     Mutant("{**dict(list(cached.items())[-1:]), epoch: order[: self.images]}", "{epoch: order[: self.images]}"),
     Mutant("self._pass(epoch * passes + number)", "self._pass(number)"),
-    Mutant("if unlabelled else (labels.cpu() >= 0)", "if unlabelled else (labels.cpu() > 0)"),
+    Mutant("if takes_all else (labels.cpu() >= 0)", "if unlabelled else (labels.cpu() > 0)"),
     Mutant("return self.epoch(epoch)[step_in_epoch *", "return self.epoch(0)[step_in_epoch *"),
     Mutant("self.epoch(epoch)[step_in_epoch * self.batch_size : (step_in_epoch + 1) * self.batch_size]", "self.epoch(epoch)[step_in_epoch :: self.steps_per_epoch]"),
     Mutant("value = (value * 1_000_003 + number + 1) % 2**63", "value = (value + number + 1) % 2**63"),

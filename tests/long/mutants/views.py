@@ -41,7 +41,7 @@ SPECS = (
     Mutant("(height * ratio[1]).round()", "(height * ratio[0]).round()"),
     Mutant("((width - w0) / 2).floor()", "((width - w0) / 2).ceil()"),
     Mutant("torch.where(fits.any(1, keepdim=True), boxes, fallback)", "boxes"),
-    Mutant("    if low > high:\n", "    if low >= high:\n"),
+    Mutant("operator.gt(*getattr(", "operator.ge(*getattr("),
     # --- rows of a batch
     Mutant("n = n if row_range is None else row_range.total * views", "n = n"),
     Mutant("int(name == \"box\")", "0"),

@@ -66,7 +66,6 @@ DARK_LEVEL = 16  # of 255: the brightest 12-bit value in a 16-bit file, 4095 of 
 SHARD_IMAGES = 1024  # on average
 FEATURES_FOLDER = "features"  # features cached by evaluations: one file per encoder and split
 TAR_INDEX_FOLDER = "tars"  # indexes of tar shards: one file per shard
-USUAL_GB = 200  # that all caches may take
 CACHE_FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # the root may have other folders
 
 
@@ -97,20 +96,12 @@ class Shard(NamedTuple):
 class Cache:
     """The cached images of one source at one size; the same source finds the same cache."""
 
-    def __init__(
-        self,
-        source: str,
-        channels: int,
-        short_side: int | None,
-        resample: Resample = "bilinear",
-        root: Path | None = None,
-    ) -> None:
+    def __init__(self, source: str, channels: int, short_side: int | None, resample: Resample = "bilinear") -> None:
         self.settings, self.channels = (channels, short_side, resample), channels
-        key_fields = [source, channels, short_side, *([] if resample == "bilinear" else [resample])]
-        key = hashlib.sha256(json.dumps(key_fields).encode()).hexdigest()[:12]
+        key = hashlib.sha256(json.dumps([source, *self.settings]).encode()).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(source).name)[:40].strip("-") or "data"
         side = "whole" if short_side is None else f"{short_side}px"
-        self.folder = (root or cache_root()) / f"{name}-{side}-{key}"
+        self.folder = cache_root() / f"{name}-{side}-{key}"
 
     def build(self, items: Sequence[Item | Path]) -> tuple[PackedImages, list[tuple[int, str]]]:
         """Decode the images that are not cached yet. Returns images, and (position, reason) of unreadable ones."""
@@ -252,9 +243,9 @@ def keep_to_size(used: Path) -> None:
 
     A process that has mapped a cache can go on reading it.
     """
-    gigabytes = os.environ.get("SUPANCL_CACHE_GB") or str(USUAL_GB)
+    gigabytes = os.environ.get("SUPANCL_CACHE_GB") or "200"
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", gigabytes):
-        raise BadInput(f"SUPANCL_CACHE_GB = {gigabytes!r}: must be a number of gigabytes, such as 200")
+        raise BadInput(f"SUPANCL_CACHE_GB = {gigabytes!r}: must be a number of gigabytes")
     limit = float(gigabytes) * 1e9
     with contextlib.suppress(OSError):  # another process may be removing the same ones
         caches = {

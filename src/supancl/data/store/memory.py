@@ -1,7 +1,4 @@
-"""Batches, and images in memory, mapped from the packed cache, or on a GPU; those that are streamed are in stream.py.
-
-Stores differ in the methods and attributes of `ImageStore`; no caller checks a store's type.
-"""
+"""Batches, and images in memory, mapped from the packed cache, or on a GPU. Those of streams are in stream.py."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ MAX_PADDING = 16  # a canvas for all images may be at most this many times their
 
 
 class Batch(NamedTuple):
-    """Pixels (B, C, H, W) as uint8, and each image's (height, width) if images were padded.
-
-    Toy data are float vectors (B, D).
-    """
+    """Pixels (B, C, H, W) as uint8, or float vectors (B, D); and each image's (height, width) if they were padded."""
 
     pixels: Tensor
     sizes: Tensor | None = None
@@ -146,13 +140,9 @@ class PackedImages(ImageStore):
     """
 
     def __init__(
-        self,
-        buffers: Sequence[Tensor],
-        locations: Tensor,
-        sizes: Tensor,
-        channels: int,
+        self, buffers: Sequence[Tensor], locations: Tensor, sizes: Tensor, channels: int,
         checksums: np.ndarray | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.buffers, self.channels, self.checksums = buffers, channels, checksums
         self.device = buffers[0].device if buffers else torch.device("cpu")
         self.host_sizes = sizes.cpu()  # readable without waiting for the GPU
@@ -195,8 +185,7 @@ class PackedImages(ImageStore):
     def _gather(self, indices: Tensor) -> Batch:
         """On a GPU: cut the rows of the canvas out of the buffer in one indexing, with static shapes.
 
-        So the step can be captured and replayed. If one panorama would make every batch huge, the canvas fits only the
-        batch instead; then the host waits for the GPU, which cannot be captured.
+        If one panorama would make every batch huge, the canvas fits only the batch, and the host waits for the GPU.
         """
         (height, width), sizes = self.canvas, self.sizes[indices.to(self.device)]
         if not self.has_shared_canvas:

@@ -33,13 +33,9 @@ class FileImages(ImageStore):
     """Images that several threads decode each time they are read."""
 
     def __init__(
-        self,
-        items: Sequence[Item | Path],
-        channels: int,
-        short_side: int | None,
-        resample: Resample = "bilinear",
+        self, items: Sequence[Item | Path], channels: int, short_side: int | None, resample: Resample = "bilinear",
         checksums: np.ndarray | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.items, self.settings = items, (channels, short_side, resample)
         self.checksums = checksums  # of the pixels, as they were when all images were decoded once
         self.executor = ReadingThreads(decode_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1))), "decode")
@@ -66,14 +62,9 @@ class StreamImages(FileImages):
     items: TarItems
 
     def __init__(
-        self,
-        items: TarItems,
-        channels: int,
-        short_side: int | None,
-        resample: Resample = "bilinear",
-        skip_bad: bool = False,
-        window: int = 16,
-    ) -> None:
+        self, items: TarItems, channels: int, short_side: int | None, resample: Resample = "bilinear",
+        skip_bad: bool = False, window: int = 16,
+    ) -> None:  # fmt: skip
         super().__init__(items, channels, short_side, resample)
         self.skip_bad, self.window = skip_bad, window
         self.shards = [shard.tar for shard in items.shards]
@@ -82,18 +73,13 @@ class StreamImages(FileImages):
         self.canvas = None if short_side is None else (MAX_ASPECT * short_side, MAX_ASPECT * short_side)
         self.black: dict[str, bool] = {}  # names of unreadable images; whether they were reported
 
-    def batch(self, indices: Tensor) -> Batch:
-        self._check_shards(indices)
-        return super().batch(indices)
+    def batch(self, indices: Tensor, canvas: tuple[int, int] | None = None) -> Batch:
+        for shard in torch.unique(torch.searchsorted(self.shard_ends, indices, right=True)).tolist():
+            self.items.shards[shard].check()  # a tar that is missing or has changed is not a bad image
+        return pad_images(list(self.executor.map(self.decode_row, indices.tolist())), canvas)
 
     def batch_on_canvas(self, indices: Tensor) -> Batch:
-        self._check_shards(indices)
-        return pad_images(list(self.executor.map(self.decode_row, indices.tolist())), self.canvas)
-
-    def _check_shards(self, indices: Tensor) -> None:
-        """A tar that is missing or has changed is not a bad image."""
-        for shard in torch.unique(torch.searchsorted(self.shard_ends, indices, right=True)).tolist():
-            self.items.shards[shard].check()
+        return self.batch(indices, self.canvas)
 
     def decode_row(self, row: int) -> Tensor:
         """The pixels, cut to at most `MAX_ASPECT` times the short side."""

@@ -61,14 +61,9 @@ def crop_and_resize(
 
 
 def crop_taps(
-    box: Tensor,
-    height: int,
-    width: int,
-    size: int,
-    flip: Tensor | None,
-    dtype: torch.dtype,
+    box: Tensor, height: int, width: int, size: int, flip: Tensor | None, dtype: torch.dtype,
     bounds: Tensor | None = None,
-) -> tuple[Taps, Taps]:
+) -> tuple[Taps, Taps]:  # fmt: skip
     """Taps of the rows and of the columns of each crop; a flip reverses the columns."""
     bounds = box if bounds is None else bounds
     rows = resize_taps(box[:, 0], box[:, 2], height, size, bounds[:, 0], bounds[:, 2])

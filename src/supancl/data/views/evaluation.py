@@ -36,12 +36,6 @@ def evaluation_view(
     return normalized(squares / 255, mean, std)
 
 
-def centre_boxes(sizes: Tensor, side: Tensor) -> Tensor:
-    """(n, 4) top, left, height, width of central squares with these sides (n, 1), rounded as in CenterCrop."""
-    corner = ((sizes - side) / 2).round()  # halves to even, as Python's round
-    return torch.cat([corner, side, side], dim=1).float()
-
-
 def margin_boxes(sizes: Tensor, size: int) -> Tensor:
     """Boxes of the central squares of images of these (height, width), for an input of `size`.
 
@@ -50,7 +44,9 @@ def margin_boxes(sizes: Tensor, size: int) -> Tensor:
     images it is what a crop of `size` covers after they are resized to round(8/7 size), as files are when decoded.
     """
     short_side = sizes.amin(1, keepdim=True)
-    as_it_is = centre_boxes(sizes, torch.where(short_side > size, (short_side * (7 / 8)).round(), short_side.double()))
+    side = torch.where(short_side > size, (short_side * (7 / 8)).round(), short_side.double())
+    corner = ((sizes - side) / 2).round()  # halves to even, as in CenterCrop
+    as_it_is = torch.cat([corner, side, side], dim=1).float()
     target = evaluation_short_side(size)
     resized = target * sizes // short_side  # as `shrunk_size` cuts off
     scale = sizes.double() / resized
@@ -67,8 +63,7 @@ def _margin_squares(batch: Batch, size: int) -> Tensor:
 
 
 def _whole_squares(batch: Batch, size: int) -> Tensor:
-    """Short side resized to `size`, centre crop. Larger images are shrunk when decoded (data.resample), so this only
-    enlarges."""
+    """The centre of images whose short side is `size`. Larger ones were shrunk when decoded, so this only enlarges."""
     if batch.sizes is None:
         return _enlarged_centre(batch.pixels, size)
     rows = zip(batch.pixels, batch.sizes.tolist(), strict=True)
@@ -85,6 +80,5 @@ def _enlarged_centre(pixels: Tensor, size: int) -> Tensor:
         # first across, then down, bytes after each: as Pillow does
         for sides in ((height, new_width), (new_height, new_width)):
             images = F.interpolate(images, sides, mode="bicubic", antialias=True).round().clamp(0, 255)
-    box = centre_boxes(torch.tensor([images.shape[-2:]]), torch.tensor([[float(size)]]))
-    top, left = box.long()[0, :2].tolist()
+    top, left = (round((side - size) / 2) for side in images.shape[-2:])
     return images[..., top : top + size, left : left + size]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,7 +26,6 @@ else:
     from supancl.lazy import torch
 
 CROP_ATTEMPTS = 10  # attempts to draw a box that fits, as in torchvision
-
 # one probability, or one for each of the two views: BYOL and MoCo-v3 blur with [1.0, 0.1], solarise with [0.0, 0.2]
 PerView = Fraction | tuple[Fraction, Fraction]
 ZERO_PROBABILITY = (0.0, (0.0, 0.0))
@@ -40,7 +40,7 @@ class LocalCrops:
     scale: tuple[Positive, Positive] = (0.05, 0.2)  # fraction of the image's area
 
     def __post_init__(self) -> None:
-        _check_ascending("views.local.scale", self.scale)
+        _check_ascending(self, "scale")
 
 
 Renderer = Callable[..., Any]  # gives a tensor; see `draw_and_render`
@@ -72,8 +72,7 @@ class Crops:
     local: LocalCrops | None = None
 
     def __post_init__(self) -> None:
-        for name in ("scale", "ratio", "blur_sigma"):
-            _check_ascending(f"views.{name}", getattr(self, name))
+        _check_ascending(self, "scale", "ratio", "blur_sigma")
 
     @property
     def blurs(self) -> bool:
@@ -81,24 +80,15 @@ class Crops:
         return self.blur not in ZERO_PROBABILITY
 
     def __call__(
-        self,
-        batch: Batch | Tensor,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        generator: torch.Generator | None = None,
-        views: int = 2,
-        renderer: Renderer | None = None,
-        dtype: torch.dtype | None = None,
-        row_range: RowRange | None = None,
-    ) -> Tensor:
+        self, batch: Batch | Tensor, mean: tuple[float, ...], std: tuple[float, ...],
+        generator: torch.Generator | None = None, views: int = 2, renderer: Renderer | None = None,
+        dtype: torch.dtype | None = None, row_range: RowRange | None = None,
+    ) -> Tensor:  # fmt: skip
         """(views, B, C, size, size): normalised views of a batch of uint8 images, such as a tensor (B, C, H, W).
 
         On a GPU, `renderer` replaces `draw_and_render` by a compiled version, and `dtype` may be bfloat16. The images
         may be a range of the rows of a batch: numbers are drawn for all of its rows, so that an image gets the same
         views with any number of processes.
-
-        >>> Crops(size=8)(torch.zeros(5, 3, 20, 30, dtype=torch.uint8), mean=(0.5,) * 3, std=(0.25,) * 3).shape
-        torch.Size([2, 5, 3, 8, 8])
         """
         batch = batch if isinstance(batch, Batch) else Batch(batch)
         if batch.pixels.dtype != torch.uint8:
@@ -113,22 +103,14 @@ class Crops:
         return rendered.view(views, len(pixels), *rendered.shape[1:])
 
     def local_views(
-        self,
-        batch: Batch,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        generator: torch.Generator | None = None,
-        **options: Any,
-    ) -> Tensor | None:
+        self, batch: Batch, mean: tuple[float, ...], std: tuple[float, ...],
+        generator: torch.Generator | None = None, **options: Any,
+    ) -> Tensor | None:  # fmt: skip
         """(count, B, C, small, small) by the same operations, with the options of a call; None without local crops."""
         if self.local is None:
             return None
         small = replace(self, size=self.local.size, scale=self.local.scale, local=None)
         return small(batch, mean, std, generator, self.local.count, **options)
-
-    def draw(self, n: int, sizes: Tensor, generator: torch.Generator | None = None, views: int = 1) -> Draws:
-        """Draw the parameters of n rows: the first n / views rows are first views, and so on."""
-        return self.draws_from(self.draw_uniforms(n, sizes.device, generator), sizes, views)
 
     def draw_uniforms(
         self, n: int, device: torch.device, generator: torch.Generator | None = None, row_range: RowRange | None = None
@@ -152,7 +134,7 @@ class Crops:
         return {name: row_range.select_per_view(u, views, int(name == "box")) for name, u in uniforms.items()}
 
     def draws_from(self, uniforms: dict[str, Tensor], sizes: Tensor, views: int = 1) -> Draws:
-        """Turn the numbers of `draw_uniforms` into the parameters of the views."""
+        """The numbers of `draw_uniforms` as parameters: the first n / views rows are first views, and so on."""
 
         def happens(probability: PerView, uniform: Tensor) -> Tensor:
             if isinstance(probability, tuple):
@@ -186,16 +168,9 @@ class Masks:
     share: Fraction = 0.6
 
     def __call__(
-        self,
-        batch: Batch,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        generator: torch.Generator | None = None,
-        views: int = 2,
-        renderer: Renderer | None = None,
-        dtype: torch.dtype | None = None,
-        row_range: RowRange | None = None,
-    ) -> Tensor:
+        self, batch: Batch, mean: tuple[float, ...], std: tuple[float, ...], generator: torch.Generator | None = None,
+        views: int = 2, row_range: RowRange | None = None, **_: Any,
+    ) -> Tensor:  # fmt: skip
         vectors, width = batch.pixels, batch.pixels.shape[1]
         row_range = row_range or RowRange(0, len(vectors), len(vectors))
         uniforms = torch.rand(views, row_range.total, width, generator=generator, device=vectors.device)
@@ -239,7 +214,7 @@ def boxes_from_draws(draws: Tensor, sizes: Tensor, scale: tuple[float, float], r
     return torch.where(fits.any(1, keepdim=True), boxes, fallback).float()
 
 
-def _check_ascending(name: str, pair: tuple[float, float]) -> None:
-    low, high = pair
-    if low > high:
-        raise BadInput(f"{name} = [{low:g}, {high:g}]: the first must not be above the second; swap them")
+def _check_ascending(spec: LocalCrops | Crops, *names: str) -> None:
+    for name in names:
+        if operator.gt(*getattr(spec, name)):
+            raise BadInput(f"views.{name} = {getattr(spec, name)}: the first must not be above the second")
