@@ -34,11 +34,11 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
 from supancl.core.encoders import EncoderSpec
-from supancl.core.precision import autocast_for
 from supancl.detection import DetectSpec, detect_spec
 from supancl.detection.model import build_detector
 from supancl.detection.scenes import Batches, DetectData, Scenes, make_scene, open_scenes, prepare_for_training
 from supancl.detection.train import Training
+from supancl.distributed.ranks import autocast_for
 
 NORMALIZATION = EncoderSpec()
 CLASSES = 20

@@ -19,8 +19,6 @@ def test_several_labels_are_pairs_and_back():
     assert [dict(row) for row in LABELS.entries()] == DICTS
     assert LABELS.is_labelled.tolist() == [bool(labels) for labels in DICTS]
     assert COUNTS.tolist() == [sum(number in labels for labels in DICTS) for number in range(len(COUNTS))]
-    rows = torch.tensor([5, 0, 7])
-    assert torch.equal(Labels.join([LABELS[rows], LABELS[3:4]]).tensor, PAIRS[[5, 0, 7, 3]])
     hidden = LABELS.hidden(torch.arange(40) < 20)
     assert (hidden.entries()[:20], hidden.entries()[20:]) == ([[]] * 20, LABELS.entries()[20:])
     with pytest.raises(BadInput, match="several or soft"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from supancl.core.precision import auto_precision, autocast_for, has_bf16
+from supancl.distributed.ranks import auto_precision, autocast_for, has_bf16
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

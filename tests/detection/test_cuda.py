@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from supancl.core.encoders import EncoderSpec
-from supancl.core.precision import autocast_for
 from supancl.detection import detect_spec
 from supancl.detection.model import build_detector, load_detector
 from supancl.detection.scenes import Batches, DetectData, prepare_for_training, read_voc
 from supancl.detection.test import detect
 from supancl.detection.train import Training, train_detector
+from supancl.distributed.ranks import autocast_for
 
 from .drawn import TINY, tiny_resnet, write_voc
 

@@ -7,8 +7,8 @@ import pytest
 
 from supancl import recipe
 from supancl.cli import main
-from supancl.core.methods import COLLAPSE_CELLS, METHODS
-from supancl.paper.studies import cell_recipe
+from supancl.core.methods import METHODS
+from supancl.paper.studies import COLLAPSE_CELLS, cell_recipe
 from supancl.training.monitor import COLLAPSED_RANK
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu"]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from supancl import BadInput, Data, pretrain, recipe
-from supancl.core.precision import pick_device
 from supancl.data.splits import full_split
 from supancl.data.store.memory import PackedImages
 from supancl.distributed import SINGLE_PROCESS, Ranks
+from supancl.distributed.ranks import pick_device
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.runs.folder import RunFolder
 from supancl.training.pretraining import capture_step

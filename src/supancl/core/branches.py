@@ -37,13 +37,9 @@ class Branches(nn.Module):
     """
 
     def __init__(
-        self,
-        encoder: nn.Module,
-        projector: nn.Module,
-        predictor: nn.Module | None = None,
-        target: Target = "stop-gradient",
-        normalize: bool = True,
-    ) -> None:
+        self, encoder: nn.Module, projector: nn.Module, predictor: nn.Module | None = None,
+        target: Target = "stop-gradient", normalize: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
         checked(target, Target, "Branches target")
         self.encoder, self.projector, self.predictor = encoder, projector, predictor

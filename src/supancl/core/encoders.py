@@ -23,12 +23,7 @@ class UnknownEncoder(BadInput):
 
 
 class Encoder(nn.Module):
-    """One interface for every encoder: normalised images (B, C, H, W) -> features (B, width).
-
-    >>> encoder = EncoderSpec("cifar-resnet18", size=32).build()
-    >>> encoder.width, encoder.size
-    (512, 32)
-    """
+    """One interface for every encoder: normalised images (B, C, H, W) -> features (B, width)."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
@@ -83,9 +78,8 @@ class Encoder(nn.Module):
         if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
             raise BadInput(f"layer {layer!r} of encoder {self.spec.name!r} gives no vectors, tokens or maps")
         if output.ndim == 3:
-            body: Any = self.body
-            has_class_token = getattr(body, "cls_token", getattr(body, "class_token", None)) is not None
-            uses_class_token = has_class_token and getattr(body, "global_pool", "token") == "token"
+            has_class_token = getattr(self.body, "cls_token", getattr(self.body, "class_token", None)) is not None
+            uses_class_token = has_class_token and getattr(self.body, "global_pool", "token") == "token"
             return output[:, 0] if uses_class_token else output.mean(1)
         if output.ndim == 4:
             _, first, second, last = output.shape
@@ -248,13 +242,9 @@ def find_classifier(body: nn.Module) -> str:
 
 
 BUILDERS: dict[str, Any] = {
-    "resnet18": _resnet("resnet18"),
-    "resnet50": _resnet("resnet50"),
-    "cifar-resnet18": _resnet("resnet18", cifar_padding=1),
-    "vit-small": _vit_small,
-    "cnn": _cnn,
-    "linear": _linear,
-}
+    "resnet18": _resnet("resnet18"), "resnet50": _resnet("resnet50"), "vit-small": _vit_small,
+    "cifar-resnet18": _resnet("resnet18", cifar_padding=1), "cnn": _cnn, "linear": _linear,
+}  # fmt: skip
 # encoders that other libraries train (docs/import.md); no recipe uses them
 VARIANTS: dict[str, Any] = {name: _resnet(name) for name in ("resnet34", "resnet101", "resnet152")}
 for _name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):

@@ -8,7 +8,6 @@ is, is known from the shape, so one label each keeps its own code where that is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -43,13 +42,6 @@ class Labels:
         if labels.ndim == 3:
             return cls(labels[..., 0].long(), labels[..., 1])
         return cls(labels.long()[:, None])
-
-    @classmethod
-    def join(cls, parts: Sequence[Labels]) -> Labels:
-        """The labels of several sets of samples, one after the other; of equally many columns."""
-        if all(part.has_one_each for part in parts):
-            return cls(torch.cat([part.classes for part in parts]))
-        return cls(torch.cat([part.classes for part in parts]), torch.cat([part.weights for part in parts]))
 
     @property
     def tensor(self) -> Tensor:

@@ -113,14 +113,9 @@ class Align(LossTraits):
         return self.supervised and pool is None
 
     def __call__(
-        self,
-        anchors: Tensor,
-        targets: Tensor,
-        labels: Tensor,
-        pool: Pool | None = None,
-        alpha: Tensor | None = None,
-        global_batch: GlobalBatch | None = None,
-    ) -> Terms:
+        self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None,
+        alpha: Tensor | None = None, global_batch: GlobalBatch | None = None,
+    ) -> Terms:  # fmt: skip
         """`alpha`, one value per sample (B,), replaces the single value of the run.
 
         `global_batch` is the batch of all ranks; the loss is the mean over the anchors of this rank.
@@ -221,13 +216,9 @@ class Contrast(LossTraits):
         return self.against != "pool"
 
     def __call__(
-        self,
-        anchors: Tensor,
-        targets: Tensor,
-        labels: Tensor,
-        pool: Pool | None = None,
+        self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None,
         global_batch: GlobalBatch | None = None,
-    ) -> Terms:
+    ) -> Terms:  # fmt: skip
         """The mean over these anchors; they are compared with the targets of the `global_batch`."""
         # bf16 has 8 bits: at temperature 0.07 a similarity off by 0.004 moves a logit by 0.06
         with torch.autocast(anchors.device.type, enabled=False):
@@ -300,13 +291,9 @@ class CrossEntropy(LossTraits):
         return False
 
     def __call__(
-        self,
-        anchors: Tensor,
-        targets: Tensor,
-        labels: Tensor,
-        pool: Pool | None = None,
+        self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None,
         global_batch: GlobalBatch | None = None,
-    ) -> Terms:
+    ) -> Terms:  # fmt: skip
         logits = anchors.flatten(0, 1).to(torch.promote_types(anchors.dtype, torch.float32))
         read, views = Labels.of(labels), len(anchors)
         if self.form == "softmax" and read.has_one_each:

@@ -2,11 +2,7 @@
 
 A method is a row, not a class. To make another one, replace what differs:
 
->>> from dataclasses import replace
->>> from supancl.core.pools import PoolSpec
->>> MINE = replace(METHODS["byol"], loss=Align(alpha=0.3), pool=PoolSpec("class-queues", 20))
->>> MINE.loss.supervised, MINE.branches.target
-(True, 'momentum')
+    MINE = replace(METHODS["byol"], loss=Align(alpha=0.3), pool=PoolSpec("class-queues", 20))
 """
 
 from __future__ import annotations
@@ -59,25 +55,11 @@ METHODS: dict[str, Method] = {
     "supbyol-nopool": Method(_BYOL, Align(alpha=0.5), predictor=True),
 }
 
-COLLAPSE_CELLS: dict[tuple[bool, bool], str] = {
-    # (pool, EMA) -> method: the four cells of Table 8
-    (False, False): "supsiam-nopool",
-    (True, False): "supsiam",
-    (False, True): "supbyol-nopool",
-    (True, True): "supbyol",
-}
-
 
 def assemble(
-    encoder: EncoderSpec,
-    heads: HeadSpec,
-    branches: BranchSpec,
-    pool: PoolSpec,
-    loss: Loss,
-    classes: int,
-    ranks: Ranks = SINGLE_PROCESS,
-    pairs: int = 0,
-) -> tuple[Branches, Pool | None]:
+    encoder: EncoderSpec, heads: HeadSpec, branches: BranchSpec, pool: PoolSpec, loss: Loss, classes: int,
+    ranks: Ranks = SINGLE_PROCESS, pairs: int = 0,
+) -> tuple[Branches, Pool | None]:  # fmt: skip
     """Build the branches and the pool, the two parts of a run that hold tensors.
 
     `pairs` is the number of labels per sample, 0 for one of weight 1.

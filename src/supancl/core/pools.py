@@ -52,11 +52,10 @@ class Pool(nn.Module, ABC):
     def class_mean(
         self, labels: Tensor, fallback: Tensor, samples: int | None = None, row_range: RowRange | None = None
     ) -> Tensor:
-        """For each sample sum_c w_c (c is stored ? mean_c : fallback) / sum_c w_c; the fallback (..., B, D) alone
-        without a label.
+        """For each sample sum_c w_c (c is stored ? mean_c : fallback) / sum_c w_c; without a label the fallback.
 
-        With `samples`, that many are drawn with replacement for each anchor, instead of using all. They are drawn for
-        the whole batch, of which these labels are `row_range`, so that the draws do not depend on the ranks.
+        With `samples`, that many are drawn with replacement for each anchor of the whole batch, of which these labels
+        are `row_range`, so that the draws do not depend on the ranks.
         """
 
     def all_means(self) -> tuple[Tensor, Tensor]:
@@ -364,9 +363,8 @@ class Prototypes(Pool):
         return Stored(self.prototypes[:-1], labels, self.seen[:-1])
 
     def coverage(self, classes: Sequence[int] | None = None) -> Tensor:
-        size, rank = self.ranks.size, self.ranks.rank
-        asked = range(self.classes) if classes is None else classes
-        return super().coverage([number // size for number in asked if number % size == rank])
+        size, chosen = self.ranks.size, range(self.classes) if classes is None else classes
+        return super().coverage([number // size for number in chosen if number % size == self.ranks.rank])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """On rank 0 the state of all classes, as a single process has it. Every rank must call this."""

@@ -80,9 +80,6 @@ class MLP:
     """Widths of the hidden layers and of the output, and which layers have batch norm and bias.
 
     A hidden width of None is the input width: that of the encoder, for a projector.
-
-    >>> MLP(hidden=(512,), out=2048).build(2048)[-1].out_features
-    2048
     """
 
     hidden: tuple[Count | None, ...] = ()
@@ -96,12 +93,7 @@ class MLP:
 
     @staticmethod
     def describe(weights: Mapping[str, Tensor]) -> tuple[MLP, int]:
-        """The spec and the input width of a head with these weights, named as `build` names them.
-
-        >>> spec = MLP(hidden=(8,), out=4, last_norm="batch")
-        >>> MLP.describe(spec.build(6).state_dict()) == (spec, 6)
-        True
-        """
+        """The spec and the input width of a head with these weights, named as `build` names them."""
         linear = sorted(int(name.split(".")[0]) for name, value in weights.items() if value.ndim == 2)
         normed = [f"{index + 1}.running_mean" in weights for index in linear]
         biased = [f"{index}.bias" in weights for index in linear]
@@ -116,8 +108,7 @@ class MLP:
         ), weights[f"{linear[0]}.weight"].shape[1]
 
     def build(self, width: int) -> nn.Sequential:
-        if self.out is None:
-            raise ValueError("MLP.out is not known yet; give it the number of classes first")
+        assert self.out is not None
         layers: list[nn.Module] = []
         for hidden_width in self.hidden:
             hidden = width if hidden_width is None else hidden_width
@@ -194,13 +185,6 @@ def learning_rate(
     """A function: step (0, 1, ...) -> learning rate.
 
     The recipe shortens a warm-up that leaves no epochs for the decay (recipes.recipe.resolve_warmup).
-
-    >>> rate = learning_rate(ScheduleSpec(), peak=1.0, epochs=10, steps_per_epoch=1)
-    >>> rate(0), round(rate(5), 3)
-    (1.0, 0.5)
-    >>> rate = learning_rate(ScheduleSpec(restart_epoch=6, restart_rate=0.2), peak=1.0, epochs=10, steps_per_epoch=1)
-    >>> rate(6), round(rate(8), 3)
-    (0.2, 0.1)
     """
     if predictor and spec.predictor == "constant":
         return lambda step: peak  # constant for the predictor, warm-up included: App. C

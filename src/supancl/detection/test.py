@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from supancl.core.precision import autocast_for
 from supancl.data.order import derive_seed
 from supancl.detection.model import Detector
 from supancl.detection.scenes import Batches, Scenes, to_device
+from supancl.distributed.ranks import autocast_for
 from supancl.errors import BadInput
 
 SCORES = ("AP", "AP50", "AP75")

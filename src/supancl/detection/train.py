@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from supancl.config import AUTOMATIC, fields_marked, flattened, from_json, parse_json, to_json
-from supancl.core.precision import auto_precision, autocast_for, pick_device
 from supancl.data.order import derive_seed
 from supancl.detection import DetectSpec, detect_spec, learning_rate
 from supancl.detection.model import (
@@ -36,6 +35,7 @@ from supancl.detection.scenes import (
 )
 from supancl.detection.test import SCORES, Detections, coco_evaluator, coco_scores, detect, recompute_norm_statistics
 from supancl.distributed import require_single_process
+from supancl.distributed.ranks import auto_precision, autocast_for, pick_device
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluation.encoder import encoder_key
 from supancl.evaluation.results import Row

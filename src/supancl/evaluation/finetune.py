@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from supancl.core.encoders import Encoder
-from supancl.core.precision import auto_precision, autocast_for
 from supancl.data.opening import absolute_source
 from supancl.data.order import derive_seed, epoch_order
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.data.views.specs import Crops
+from supancl.distributed.ranks import auto_precision, autocast_for
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluation import FineTune
 from supancl.evaluation.data import resolve_source

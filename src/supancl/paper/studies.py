@@ -16,7 +16,7 @@ from typing import Any
 from supancl.config import flattened
 from supancl.core.branches import BranchSpec
 from supancl.core.losses import Align, Contrast
-from supancl.core.methods import COLLAPSE_CELLS, METHODS
+from supancl.core.methods import METHODS
 from supancl.core.pools import PoolSpec
 from supancl.errors import BadInput
 from supancl.files import jsonable, write_json, write_text
@@ -74,6 +74,13 @@ class Study:
     check: Callable[[Recipe], None]  # BadInput if the study cannot vary this recipe
     paper: Callable[[str, str], str]  # (row, recipe's name) -> the paper's number in words
     measures: Mapping[str, tuple[str, int]] = field(default_factory=lambda: MEASURES)  # key -> title, decimals
+
+
+# (pool, EMA) -> method: the four cells of Table 8
+COLLAPSE_CELLS: dict[tuple[bool, bool], str] = {
+    (False, False): "supsiam-nopool", (True, False): "supsiam",
+    (False, True): "supbyol-nopool", (True, True): "supbyol",
+}  # fmt: skip
 
 
 def varied(fields: Callable[[Recipe], Fields]) -> Callable[[Recipe], Rows]:

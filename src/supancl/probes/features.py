@@ -13,11 +13,11 @@ from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.core.labels import Labels
-from supancl.core.precision import autocast_for
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
 from supancl.data.threads import ReadingThreads
 from supancl.data.views.evaluation import View, evaluation_view
+from supancl.distributed.ranks import autocast_for
 from supancl.errors import BadInput
 
 CPU_PIXELS_PER_BATCH = 8 * 224**2

@@ -234,8 +234,8 @@ def show_data(
 
 def fitting_recipe(source: Source, facts: Mapping[str, Any]) -> Recipe:
     """The recipe that `pretrain` would fit to these images."""
-    from supancl.core.precision import pick_device
     from supancl.data.opening import Survey
+    from supancl.distributed.ranks import pick_device
     from supancl.recipes.auto import default_recipe, fit_recipe, with_short_side
 
     train = source.splits["train"]

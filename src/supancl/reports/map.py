@@ -147,7 +147,7 @@ def choose_images(
     """
     by_leaf = with_leaf_labels(source)
     splits = by_leaf.splits
-    all_labels = Labels.join([split.all_labels for split in splits.values()])
+    all_labels = Labels.of(torch.cat([split.all_labels.tensor for split in splits.values()]))
     # of several labels the one with the largest weight colours an image, of equals the rarest
     labels = all_labels.heaviest(all_labels.counts())
     rows = torch.arange(len(labels))

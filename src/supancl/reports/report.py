@@ -226,7 +226,7 @@ def open_samples(record: RunRecord) -> Samples:
 
 def find_answers(run: Path) -> Answers:
     """Fit a linear classifier on the training images, as `predict` does, and predict the held-out ones."""
-    from supancl.core.precision import pick_device
+    from supancl.distributed.ranks import pick_device
     from supancl.evaluation.data import data_for
     from supancl.evaluation.encoder import EvaluationOptions, open_evaluated_encoder
     from supancl.probes import Features

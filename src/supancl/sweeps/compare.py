@@ -299,7 +299,7 @@ def transfer_accuracy(folder: Path, data: Data, shots: int) -> float:
     """
     import torch
 
-    from supancl.core.precision import pick_device
+    from supancl.distributed.ranks import pick_device
     from supancl.probes import Features, embed, linear_accuracy
     from supancl.training.run import load
 

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from supancl.config import parse_json
-from supancl.core.precision import pick_device
 from supancl.data.decode import available_cores
 from supancl.data.opening import is_same_source, open_data
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import require_single_process
+from supancl.distributed.ranks import pick_device
 from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, SupanclError, did_you_mean
 from supancl.evaluation import PROTOCOLS as SETTINGS
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from supancl.config import to_json
-from supancl.core.precision import pick_device
+from supancl.distributed.ranks import pick_device
 from supancl.evaluation import FineTune
 from supancl.evaluation.encoder import EvaluationOptions, open_evaluated_encoder
 from supancl.evaluation.finetune import choose_lr, predict, train_classifier

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from supancl.config import AUTOMATIC, fields_marked
-from supancl.core.precision import auto_precision, has_bf16
 from supancl.data.store.memory import Batch
 from supancl.distributed import Ranks
+from supancl.distributed.ranks import auto_precision, has_bf16
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.training.step import Step

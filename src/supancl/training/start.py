@@ -167,7 +167,7 @@ def train(
     """
     import torch
 
-    from supancl.core.precision import pick_device
+    from supancl.distributed.ranks import pick_device
     from supancl.training.checks import check_memory
     from supancl.training.pretraining import Pretraining
     from supancl.training.speed import is_compiler_error, with_speed
@@ -301,7 +301,7 @@ def settle_recipe(
 
 def resolve(recipe: Recipe, data: Data | None = None, init: Path | str | None = None) -> Recipe:
     """The recipe with every open setting chosen from the data, the device and the start; each choice is reported."""
-    from supancl.core.precision import pick_device
+    from supancl.distributed.ranks import pick_device
 
     requested, reporter = recipe, current_reporter()
     if init is not None:

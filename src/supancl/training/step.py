@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from supancl.core.losses import GlobalBatch, Terms
-from supancl.core.precision import autocast_for
 from supancl.core.specs import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
 from supancl.data.store.memory import Batch
 from supancl.data.views.specs import draw_and_render
 from supancl.distributed import Ranks, RowRange
+from supancl.distributed.ranks import autocast_for
 from supancl.recipes import Recipe
 from supancl.training.monitor import relative_std
 

@@ -236,12 +236,12 @@ def score(
     $ supancl detect eval runs/detect-001
     $ supancl detect eval runs/detect-001 --json scores.json
     """
-    from supancl.core.precision import pick_device
     from supancl.detection.model import load_detector, move_to_device
     from supancl.detection.scenes import open_test, prepare_for_testing, relabelled
     from supancl.detection.test import coco_evaluator, coco_scores
     from supancl.detection.test import detect as run_detector
     from supancl.detection.train import DetectFolder, format_scores, precision_of
+    from supancl.distributed.ranks import pick_device
     from supancl.reports.pictures import draw_detection_sheet
 
     coco_evaluator()

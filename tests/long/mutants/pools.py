@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant("is_here = (classes >= 0) & (classes % self.ranks.size == self.ranks.rank)", "is_here = classes % self.ranks.size == self.ranks.rank", equal="-1 // size is -1, and row -1 is the extra one"),
     Mutant("is_here, classes // self.ranks.size, self.classes_here", "is_here, classes, self.classes_here"),
     Mutant("shard = slice(self.ranks.rank, self.classes, self.ranks.size)", "shard = slice(0, self.local_classes)"),
-    Mutant("for number in asked if number % size == rank]", "for number in asked]"),
+    Mutant("for number in chosen if number % size == self.ranks.rank]", "for number in chosen]"),
     Mutant("all_rows[self.ranks.rank :: self.ranks.size] = local_rows", "all_rows[: len(local_rows)] = local_rows"),
     Mutant("all_rows = self.ranks.all_reduce(all_rows)\n", "pass\n"),
     # --- the check of labels
