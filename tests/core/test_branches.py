@@ -215,12 +215,3 @@ def test_views_in_one_batch_have_the_values_gradients_and_statistics_of_views_on
     assert apart.state_dict().keys() == together.state_dict().keys()
     for one, other in zip(apart.buffers(), together.buffers(), strict=True):
         assert torch.allclose(one.double(), other.double(), atol=1e-12)
-
-
-def test_views_are_joined_only_if_every_norm_can():
-    encoder, projector = (
-        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
-        nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)),
-    )
-    assert not Branches(encoder, projector).join_views()
-    assert type(encoder[1]) is nn.BatchNorm1d

@@ -10,8 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from supancl.core.losses import Align, Contrast
 from supancl.core.pools import PoolSpec, Queue
@@ -116,16 +114,6 @@ def test_draws_are_m_members_of_the_class_with_equal_chance(members, samples):
     assert stats.chisquare(total.numpy()).pvalue > 1e-4
 
 
-def test_draws_are_anew_for_every_anchor_and_view(members):
-    pool, _ = members
-    chosen = drawn(pool, 1, anchors=2000).argmax(-1)
-    agreement_of_views = (chosen[0] == chosen[1]).double().mean().item()
-    agreement_of_neighbours = (chosen[:, 1:] == chosen[:, :-1]).double().mean().item()
-    # independent draws from 8 members agree with chance 1/8, standard error 0.0074
-    assert abs(agreement_of_views - 1 / 8) < 0.035
-    assert abs(agreement_of_neighbours - 1 / 8) < 0.03
-
-
 # --- running sums --------------------------------------------------------------------------------------------------
 
 
@@ -161,33 +149,6 @@ def test_the_sums_are_exactly_zero_where_a_class_has_left():
     assert pool.sums.abs().sum() == 0
 
 
-class Sizes(TorchDispatchMode):
-    """Records the number of elements of every tensor that an operation reads or writes."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
-        self.elements.append((str(func), tuple(t.numel() for t in tensors)))
-        return result
-
-
-@pytest.mark.parametrize("kind", ["queue", "class-queues"])
-def test_the_cost_of_the_mean_over_all_does_not_grow_with_the_pool(kind):
-    touched = []
-    for size in (8, 8192):
-        pool = build(kind, size=size)
-        pool.push(units(6, WIDTH, dtype=torch.float32), some_labels(6, CLASSES))
-        with Sizes() as sizes:
-            pool.class_mean(torch.tensor([0, 1, -1]), torch.zeros(2, 3, WIDTH))
-        touched.append(sizes.elements)
-    assert touched[0] == touched[1]
-    assert max(max(counts) for _, counts in touched[0]) < 8 * WIDTH
-
-
 # --- state ---------------------------------------------------------------------------------------------------------
 
 
@@ -213,9 +174,6 @@ def test_a_saved_pool_continues_bit_for_bit(kind):
         for p in (pool, twin):
             p.push(units(6, WIDTH, seed=n, dtype=torch.float32), some_labels(6, CLASSES, seed=n))
         assert torch.equal(pool.staleness(), twin.staleness())
-
-
-# --- on a GPU's terms ----------------------------------------------------------------------------------------------
 
 
 # --- small things -----------------------------------------------------------------------------------------------------

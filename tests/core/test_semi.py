@@ -105,14 +105,6 @@ def test_if_no_sample_is_sure_or_the_warm_up_lasts_it_is_supsiam(kind, setting):
 
 
 @every_pool
-def test_an_empty_pool_gives_the_own_target(kind):
-    pool, _ = pool_and_reference(kind, 8, WIDTH, CLASSES)
-    _, targets, labels = batch()
-    eager = SemiAlign(**{**EAGER, "confidence": 1e-9})
-    assert torch.equal(eager.supervised_target(targets, labels, pool), targets)
-
-
-@every_pool
 def test_traced_as_one_graph_it_is_what_it_is_as_written(kind):
     """No value is asked for on the host, so a captured step sees the warm-up end."""
     pool, _ = filled(kind)

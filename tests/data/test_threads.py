@@ -8,7 +8,6 @@ from threading import Event
 import pytest
 
 from supancl.data import threads
-from supancl.data.decode import map_in_order
 from supancl.data.threads import ReadingThreads
 
 
@@ -44,12 +43,3 @@ def test_an_interrupt_does_not_wait_for_a_thread_that_is_blocked() -> None:
         second.result()
     disk.set()
     assert first.result()
-
-
-def test_decoding_in_order_can_be_interrupted() -> None:
-    disk = Event()
-    results = map_in_order(lambda number: number == 0 or disk.wait(), range(10), ahead=1)
-    assert next(results)
-    with pytest.raises(KeyboardInterrupt):
-        results.throw(KeyboardInterrupt)
-    disk.set()
