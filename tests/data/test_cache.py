@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 
 from supancl.data import decode as decode_module
 from supancl.data.decode import decode
-from supancl.data.opening import open_data, open_source
+from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.data.store import cache as cache_module
 from supancl.data.store.cache import Cache
@@ -95,16 +94,6 @@ def test_a_second_build_decodes_nothing_and_tells_the_same(tmp_path, small_shard
         images, _ = Cache("here", 3, None).build(files)
     assert (decodes, told) == ([], [])
     assert_pixels(images, files)
-
-
-def test_the_same_files_are_known_from_any_folder_and_through_a_link(tmp_path, cache_root, monkeypatch, decodes):
-    photos(tmp_path / "data" / "cat", 4)
-    (tmp_path / "link").symlink_to(tmp_path / "data")
-    monkeypatch.chdir(tmp_path)
-    for source in ("data", str(tmp_path / "data"), "./data", "link"):
-        open_source(DataSpec(source=source, cache="always"), 3)
-    assert len(decodes) == 4
-    assert len(caches(cache_root)) == 1
 
 
 def test_images_beyond_memory_go_into_the_cache_by_themselves(tmp_path, cache_root, monkeypatch):
@@ -201,19 +190,6 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 255]))
 
 
-def test_a_copied_cache_is_verified_and_used(tmp_path, small_shards, decodes):
-    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
-    cache.build(files)
-    shutil.copytree(cache.folder, tmp_path / "copy")
-    shutil.rmtree(cache.folder)
-    shutil.copytree(tmp_path / "copy", cache.folder)
-    flip(bins(cache)[2], 3)
-    decodes.clear()
-    images, _ = cache.build(files)
-    assert 0 < len(decodes) < len(files)
-    assert_pixels(images, files)
-
-
 # --- files that change under it ---------------------------------------------------------------------------------------
 
 
@@ -244,9 +220,6 @@ def test_unreadable_images_are_refused_or_skipped_and_counted(tmp_path):
         assert len(data.train) == 8
         for position, name in enumerate(data.train.names_at(torch.arange(8))):
             assert torch.equal(data.train.batch(torch.tensor([position])).pixels[0], decode(Path(name)))
-
-
-# --- disks and workers that fail --------------------------------------------------------------------------------------
 
 
 # --- all caches -------------------------------------------------------------------------------------------------------

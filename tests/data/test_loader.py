@@ -9,8 +9,7 @@ import torch
 
 from supancl.data.order import Order
 from supancl.data.splits import Split, full_split
-from supancl.data.store.memory import ArrayImages, Batch, ImageStore, PackedImages
-from supancl.data.store.stream import FileImages
+from supancl.data.store.memory import Batch, ImageStore, PackedImages
 from supancl.data.threads import Feed
 from supancl.errors import BadInput
 from tests.files import mentions, noise
@@ -76,17 +75,6 @@ def test_what_goes_wrong_in_the_thread_reaches_who_asks_for_that_step():
     feed.close()
 
 
-def test_what_is_resident_is_not_sent_through_a_thread():
-    pixels = torch.from_numpy(noise(24, 3, 8, 8))
-    split = full_split(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
-    order = Order(split.labels, 0, 4)
-    feed = Feed(split, order.positions, CPU, steps=6)
-    assert feed.is_resident
-    assert torch.equal(feed.batch(1).pixels, pixels[order.positions(1)])
-    assert feed.executor is None
-    feed.close()
-
-
 @pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_gpu_way_of_cutting_images_out_gives_the_same_pixels(uniform, channels):
@@ -104,33 +92,3 @@ def test_the_gpu_way_of_cutting_images_out_gives_the_same_pixels(uniform, channe
             assert torch.equal(found.pixels, packed.batch(indices).pixels)
         else:
             assert torch.equal(found.sizes, packed.sizes[indices])
-
-
-def test_a_panorama_and_a_tower_do_not_widen_the_batches_they_are_not_in():
-    images = [*ragged(24), torch.from_numpy(noise(3, 5, 900)), torch.from_numpy(noise(3, 700, 4))]
-    packed = PackedImages.from_images(images).to(CPU)
-    for chosen in ([0, 1, 2, 3], [24, 0], [25], [24, 25]):
-        found = packed._gather(torch.tensor(chosen))
-        shapes = torch.tensor([images[i].shape[1:] for i in chosen])
-        assert list(found.pixels.shape[2:]) == shapes.amax(0).tolist()
-        assert torch.equal(found.sizes, shapes)
-        for row, position in zip(found.pixels, chosen, strict=True):
-            image = images[position]
-            assert torch.equal(row[:, : image.shape[1], : image.shape[2]], image)
-
-
-def test_whether_batches_have_one_shape_is_known_beforehand():
-    images, odd = ragged(), [*ragged(), torch.from_numpy(noise(3, 5, 900)), torch.from_numpy(noise(3, 700, 4))]
-    same = [image[:, :4, :6] for image in images]
-
-    def feed(store) -> Feed:
-        return Feed(full_split(store, torch.zeros(len(store)), [""] * len(store)), torch.arange, CPU, 1)
-
-    assert feed(ArrayImages(torch.stack(same))).has_one_shape
-    assert feed(PackedImages.from_images(same)).has_one_shape
-    assert not feed(PackedImages.from_images(images)).has_one_shape, (
-        "fed by the host, a batch is as large as its largest image"
-    )
-    assert PackedImages.from_images(images).has_shared_canvas
-    assert not PackedImages.from_images(odd).has_shared_canvas
-    assert not feed(FileImages([], 3, None)).has_one_shape

@@ -7,11 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supancl.data import decode
-from supancl.data.opening import open_data
 from supancl.data.order import Order, balanced_order, derive_seed, epoch_order
-from supancl.data.splits import DataSpec
-from tests.files import picture
 
 LABELS = torch.tensor([0] * 50 + [1] * 7 + [3] * 20 + [-1] * 5)
 
@@ -72,21 +68,3 @@ def test_without_the_unlabelled_images_an_epoch_repeats_the_labelled_ones(balanc
     assert torch.equal(
         Order(every_label, 3, 4, balanced, unlabelled=False).epoch(1), Order(every_label, 3, 4, balanced).epoch(1)
     )
-
-
-@pytest.mark.parametrize("cache", ["never", "always"])
-def test_order_and_pixels_are_the_same_for_any_number_of_threads(tmp_path, monkeypatch, cache):
-    for i in range(40):
-        picture(tmp_path / "data" / ("cat", "dog")[i % 2] / f"{i}.png", seed=i, size=(8 + i % 3, 9), mode="RGB")
-    seen = []
-    for threads in (1, 4):
-        monkeypatch.setattr(decode, "decode_threads", lambda *_, threads=threads: threads)
-        monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / f"cache{threads}"))
-        data = open_data(DataSpec(source=str(tmp_path / "data"), cache=cache), 3)
-        ours = Order(data.train.labels, seed=0, batch_size=6)
-        batches = [data.train.batch(ours.positions(step)) for step in range(2 * ours.steps_per_epoch)]
-        seen.append((data.train.names_at(torch.arange(len(data.train))), batches))
-    assert seen[0][0] == seen[1][0]
-    for one, other in zip(seen[0][1], seen[1][1], strict=True):
-        assert torch.equal(one.pixels, other.pixels)
-        assert (one.sizes is None and other.sizes is None) or torch.equal(one.sizes, other.sizes)

@@ -67,11 +67,6 @@ def keys(names: list[str]) -> list[int]:
     return [int(name.rpartition("::")[2].partition(".")[0]) for name in names]
 
 
-def refused(match: str, source: object, **options) -> None:
-    with pytest.raises(BadInput, match=match):
-        open_data(spec(source, **options), 3)
-
-
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
@@ -255,16 +250,6 @@ def test_a_shard_that_goes_or_changes_while_training_is_named(tmp_path, gone):
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
-def test_an_unreadable_image_is_refused_in_the_words_of_any_other_source(tmp_path):
-    shard(tmp_path / "a.tar", range(12), bad=(4,))
-    train = open_data(spec(tmp_path), 3).train
-    with pytest.raises(
-        BadInput,
-        match=mentions("a.tar::00004.png"),
-    ):
-        train.batch(torch.arange(12))
 
 
 def test_a_skipped_image_is_black_and_named_once(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import torchvision.transforms.v2 as T
@@ -69,23 +67,6 @@ def test_a_view_is_torchvisions_functions_with_the_drawn_parameters(crops, chann
         torch.testing.assert_close(ours, expected, rtol=0, atol=3e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3])
-@pytest.mark.parametrize(("height", "width", "size"), [(8, 8, 16), (32, 32, 32), (96, 80, 64), (120, 150, 128)])
-def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, channels, monkeypatch):
-    monkeypatch.setattr(
-        "supancl.data.views.render.CHUNK_VALUES", 5 * channels * size * size
-    )  # several chunks, rows left over
-    crops = Crops(size=size, blur=(1.0, 0.3), jitter=0.9)
-    pixels = bytes_of(6, height, width, channels)
-    draws = draw(crops, 12, torch.tensor([[height, width]] * 12), seeded(3), 2)
-    mean, std = (0.5,), (0.2,)
-    one = render(crops, pixels, draws, mean, std)
-    other = render_in_chunks(crops, pixels, draws, mean, std)
-    torch.testing.assert_close(one, other, rtol=0, atol=5e-5)  # 1e-5 before it is divided by 0.2
-    assert one.is_contiguous()
-    assert other.is_contiguous()
-
-
 def some_rows(draws: Draws, rows: torch.Tensor) -> Draws:
     return Draws._make(None if drawn is None else drawn[rows] for drawn in draws)
 
@@ -114,33 +95,6 @@ def test_nothing_on_the_way_to_a_view_needs_a_value_on_the_host():
     assert crops(batch, MEAN, STD).shape == (2, 4, 3, 32, 32)
     assert crops(Batch(pixels), MEAN, STD).shape == (2, 4, 3, 32, 32)
     assert crops.local_views(batch, MEAN, STD).shape == (3, 4, 3, 16, 16)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_on_a_gpu_views_are_those_of_the_cpu_made_without_waiting_and_in_a_captured_graph():
-    crops, pixels = Crops(size=64, blur=(1.0, 0.1)), bytes_of(6, 80, 90)
-    draws = draw(crops, 12, torch.tensor([[80, 90]] * 12), seeded(5), 2)
-    expected = render_in_chunks(crops, pixels, draws, MEAN, STD)
-    there, drawn = pixels.cuda(), Draws._make(d if d is None else d.cuda() for d in draws)
-    made = render(crops, there, drawn, MEAN, STD)
-    torch.testing.assert_close(made.cpu(), expected, rtol=0, atol=5e-5)
-    torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            crops(Batch(there), MEAN, STD)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        views = crops(Batch(there), MEAN, STD)
-    seen = []
-    for _ in range(2):
-        graph.replay()
-        seen.append(views.cpu())
-    assert seen[0].isfinite().all()
-    assert not torch.equal(*seen)  # a replay draws anew
 
 
 def test_render_is_one_graph_without_breaks():
@@ -238,12 +192,3 @@ def test_exactly_that_share_is_masked_in_every_view_of_every_vector(share):
     kept = views != 0
     assert torch.equal((~kept).sum(-1), torch.full((2, 50), round(share * 20)))
     assert torch.equal(views[kept], vectors.expand(2, -1, -1)[kept])
-
-
-def test_asking_for_more_leaves_what_was_drawn_before_as_it_was():
-    sizes = torch.tensor([[48, 64]]).expand(50, 2)
-    plain = draw(Crops(), 50, sizes, seeded(1), 2)
-    more = draw(Crops(solarize=0.5, local=LocalCrops()), 50, sizes, seeded(1), 2)
-    assert all(torch.equal(one, other) for one, other in zip(plain[:-1], more[:-1], strict=True))
-    assert plain.solarize is None
-    assert more.solarize.any()
