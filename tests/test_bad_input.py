@@ -407,7 +407,7 @@ USE = [
     row("several labels for a probe of one", "evaluate linear run --probe sgd --data x.npz", "x.npz", "one label",
         make=npz(train_labels=SEVERAL)),
     row("flags of another probe", "evaluate linear run --augmented", "augmented", "probe sgd"),
-    row("data that have changed", "evaluate knn run", "data/cat/0.png", "changed",
+    row("data that have changed", "evaluate knn run", "run", "images has changed",
         make=lambda tmp: shutil.copy(tmp / "data/dog/1.png", tmp / "data/cat/0.png")),
     row("an encoder whose features are no numbers", "evaluate knn w.safetensors --data data",
         "w.safetensors", "features", make=lambda tmp: diverged(tmp / "w.safetensors")),

@@ -45,12 +45,12 @@ def replace_image(path: Path, keep_time: bool) -> None:
 
 @pytest.mark.parametrize("keep_time", [False, True])
 @pytest.mark.parametrize("store", STORES)
-def test_a_replaced_image_of_a_folder_is_named_on_resume(store: str, keep_time: bool, tmp_path: Path) -> None:
+def test_a_replaced_image_of_a_folder_is_noticed_on_resume(store: str, keep_time: bool, tmp_path: Path) -> None:
     photos, run = class_folders(tmp_path / "photos"), tmp_path / "run"
     pretrain(photo_recipe(photos, **STORES[store]), out=run)
     assert RunFolder(run).read_data()[0]["content_of"] == "every pixel"
     replace_image(photos / "dog" / "3.png", keep_time)
-    with pytest.raises(BadInput, match=mentions(photos / "dog" / "3.png")):
+    with pytest.raises(BadInput, match=mentions("changed")):
         pretrain(None, out=run, resume=True)
 
 
@@ -79,7 +79,7 @@ def test_a_shard_is_compared_by_size_and_samples_and_a_copy_is_the_same(tmp_path
     with open(copy, "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\0")
-    assert shard_content([copy]).changed_names(content) == [str(copy)]
+    assert shard_content([copy]).digest != content.digest
     copy.write_bytes(shard.read_bytes() + b"\0")
     assert shard_content([copy]).digest != content.digest
     assert SAMPLED_BLOCKS >= 2  # the first and the last bytes are always among them

@@ -126,6 +126,6 @@ def test_a_run_on_joined_sources_is_recorded_continued_and_evaluated(tmp_path, c
     picture(tmp_path / "elsewhere/emu/0.png", seed=999)
     said = supancl(capsys, "pretrain", "--resume", "--out", "run")
     assert said.code == 2
-    assert_mentions(said.err, "elsewhere/emu/0.png", "changed")
+    assert_mentions(said.err, "changed")
     said = supancl(capsys, "embed", "run", "--data", "one", "--out", "f.npz")  # a part of the run's data
     assert said.code == 0, said.err

@@ -16,10 +16,10 @@ import webdataset
 from PIL import Image
 
 from supancl.data.opening import open_source
-from supancl.data.sources.tars import find_tars, is_tar, iter_samples
+from supancl.data.sources.tars import find_tars, iter_samples
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from tests.files import mentions, noise, picture
+from tests.files import mentions, noise
 
 
 def png(seed: int, size: tuple[int, int] = (8, 6)) -> bytes:
@@ -108,26 +108,10 @@ def test_patterns_are_expanded_as_a_shell_does(tmp_path):
     assert len(found.splits["train"]) == 4
 
 
-def test_a_folder_counts_as_shards_only_without_images_and_folders(tmp_path):
-    numbered(tmp_path / "a" / "0.tar", 1)
-    assert is_tar(str(tmp_path / "a"))
-    (tmp_path / "a" / ".hidden").mkdir()
-    (tmp_path / "a" / "notes.txt").write_text("")
-    assert is_tar(str(tmp_path / "a"))
-    picture(tmp_path / "a" / "one.png")
-    assert not is_tar(str(tmp_path / "a"))
-    numbered(tmp_path / "b" / "0.tar", 1)
-    picture(tmp_path / "b" / "cat" / "one.png")
-    assert not is_tar(str(tmp_path / "b"))
-    assert not is_tar(str(tmp_path / "nowhere"))
-
-
 @pytest.mark.parametrize(
     ("parts", "label"),
     [
         ({"cls": 2}, "2"),
-        ({"txt": " dog \n"}, "dog"),
-        ({"label": "owl"}, "owl"),
         ({"json": {"label": "cow", "width": 3}}, "cow"),
         ({}, ""),
         ({"cls": -1}, ""),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -45,8 +45,6 @@ def as_array(images: Any, dims: int = 4) -> Any:
     """
     if not isinstance(images, torch.Tensor):
         return images
-    if images.ndim == 3 < dims and images.shape[0] in (1, 3):
-        raise BadInput(f"a tensor of shape {tuple(images.shape)} is one image; give several, or this as image[None]")
     if images.ndim == dims and images.shape[-3] in (1, 3) and images.shape[-1] not in (1, 3):
         images = images.movedim(-3, -1)
     return images.cpu().numpy()
@@ -87,45 +85,21 @@ class Preprocessing:
 
 
 def split_labels(data: Any, spec: DataSpec, channels: int) -> tuple[Any, Any]:
-    """The images, and their labels or None, of whatever holds both: (images, labels), a data set of torch, or a list of
-    (image, label). A data set is read once, and its photographs are shrunk at once: all of them may not fit in memory.
+    """The images, and their labels or None, of (images, labels), of a data set of torch, which is read once, of a list
+    of (image, label), or of images.
 
     >>> split_labels([("1.png", "cat"), ("2.png", "dog")], DataSpec(), 3)
     (['1.png', '2.png'], ['cat', 'dog'])
     """
-    if _is_pair(data):
-        return data[0], data[1]
     if isinstance(data, torch.utils.data.Dataset):
-
-        def read(row: Any) -> Any:
-            image, *rest = row if isinstance(row, (list, tuple)) else [row]
-            pixels = decode_any(image, channels, spec.short_side, spec.resample).permute(1, 2, 0).numpy()
-            return (pixels, *rest) if isinstance(row, (list, tuple)) else pixels
-
-        rows: Any = data
-        data = [read(row) for row in (map(rows.__getitem__, range(len(rows))) if isinstance(data, Sized) else rows)]
-    if not isinstance(data, (list, tuple)) or not data or not isinstance(data[0], (list, tuple)):
-        return data, None
-    if not all(isinstance(row, (list, tuple)) and len(row) == 2 for row in data):
-        raise BadInput("a list of images and labels holds something else; give pairs of an image and its label")
-    return [image for image, _ in data], [label for _, label in data]
-
-
-def _is_pair(data: Any) -> bool:
-    """Whether this is (images, labels), not two images and not two rows (image, label).
-
-    Labels have one dimension, or two if they are weights of several labels.
-    """
-    if not isinstance(data, (list, tuple)) or len(data) != 2:
-        return False
-    images, labels = data
-    if isinstance(images, (str, Path, Image.Image)) or (isinstance(data, list) and isinstance(images, tuple)):
-        return False
-    try:
-        dims = 1 if labels is None else np.ndim(labels)
-    except ValueError:  # a row
-        return False
-    return dims == 1 or (dims == 2 and getattr(images, "ndim", 0) != 2 and not isinstance(labels, Image.Image))
+        rows, size = cast(Any, data), (spec.short_side, spec.resample)  # all its photographs may not fit in memory
+        pairs = (rows[index][:2] for index in range(len(rows)))
+        data = [(decode_any(image, channels, *size).permute(1, 2, 0).numpy(), label) for image, label in pairs]
+    if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], tuple):
+        return data
+    if isinstance(data, (list, tuple)) and data and all(isinstance(row, tuple) and len(row) == 2 for row in data):
+        return [image for image, _ in data], [label for _, label in data]
+    return data, None
 
 
 def list_images(images: Any, labels: Any, spec: DataSpec, channels: int) -> Listing:
@@ -135,12 +109,8 @@ def list_images(images: Any, labels: Any, spec: DataSpec, channels: int) -> List
     have gaps.
     """
     images = as_array(images)
-    is_list = isinstance(images, Iterable) and not isinstance(images, (str, Path, Mapping))
-    if not is_list or hasattr(images, "columns") or not isinstance(images, Sized) or not len(images):
-        raise BadInput(
-            "these are no images: give an array (N, H, W[, C]) or a tensor (N, C, H, W) of uint8, or a list of Pillow "
-            "images or paths; of a DataLoader its data set, of a table its column of paths"
-        )
+    if not isinstance(images, (np.ndarray, list, tuple)) or not len(images):
+        raise BadInput("these are no images: give an array, a tensor, or a list of Pillow images or paths")
     count, listed = len(images), cast(Sequence[OneImage], images)
     (given,), classes = close_gaps([np.full(count, -1) if labels is None else as_label_array(labels)])
     if isinstance(images, np.ndarray) and images.dtype != object:
@@ -170,9 +140,8 @@ def as_label_array(labels: Any) -> np.ndarray:
     array = keep_missing(labels)
     if array.dtype.kind == "O":
         values = array.ravel().tolist()
-        has_texts = any(isinstance(label, str) for label in values)
-        filled = [("" if has_texts else -1) if is_missing(label) else label for label in values]
-        array = np.asarray([str(label) for label in filled] if has_texts else filled).reshape(array.shape)
+        none, kind = ("", str) if any(isinstance(label, str) for label in values) else (-1, None)
+        array = np.asarray([none if is_missing(label) else label for label in values], kind).reshape(array.shape)
     if array.dtype.kind == "f" and bool((np.isnan(array) | (array == np.floor(array))).all()):
         array = np.where(np.isnan(array), -1, array).astype(np.int64)
     return array

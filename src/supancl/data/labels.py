@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib import resources
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -244,29 +245,13 @@ def with_given_labels(data: D) -> D:
     return replace(finest, levels=())
 
 
-# the 20 superclasses of CIFAR-100, with five classes each (https://www.cs.toronto.edu/~kriz/cifar.html)
-SUPERCLASSES: dict[str, tuple[str, ...]] = {
-    "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
-    "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),
-    "flowers": ("orchid", "poppy", "rose", "sunflower", "tulip"),
-    "food_containers": ("bottle", "bowl", "can", "cup", "plate"),
-    "fruit_and_vegetables": ("apple", "mushroom", "orange", "pear", "sweet_pepper"),
-    "household_electrical_devices": ("clock", "keyboard", "lamp", "telephone", "television"),
-    "household_furniture": ("bed", "chair", "couch", "table", "wardrobe"),
-    "insects": ("bee", "beetle", "butterfly", "caterpillar", "cockroach"),
-    "large_carnivores": ("bear", "leopard", "lion", "tiger", "wolf"),
-    "large_man-made_outdoor_things": ("bridge", "castle", "house", "road", "skyscraper"),
-    "large_natural_outdoor_scenes": ("cloud", "forest", "mountain", "plain", "sea"),
-    "large_omnivores_and_herbivores": ("camel", "cattle", "chimpanzee", "elephant", "kangaroo"),
-    "medium_mammals": ("fox", "porcupine", "possum", "raccoon", "skunk"),
-    "non-insect_invertebrates": ("crab", "lobster", "snail", "spider", "worm"),
-    "people": ("baby", "boy", "girl", "man", "woman"),
-    "reptiles": ("crocodile", "dinosaur", "lizard", "snake", "turtle"),
-    "small_mammals": ("hamster", "mouse", "rabbit", "shrew", "squirrel"),
-    "trees": ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"),
-    "vehicles_1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
-    "vehicles_2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
-}
+def _superclasses() -> dict[str, tuple[str, ...]]:
+    """The 20 superclasses of CIFAR-100, with five classes each (https://www.cs.toronto.edu/~kriz/cifar.html)."""
+    text = resources.files("supancl.data.sources").joinpath("cifar100.txt").read_text(encoding="utf-8")
+    return {name: tuple(classes.split()) for name, classes in (line.split(": ") for line in text.splitlines())}
+
+
+SUPERCLASSES = _superclasses()
 SUPERCLASS_OF = {name: superclass for superclass, names in SUPERCLASSES.items() for name in names}
 CLASSES = tuple(sorted(SUPERCLASS_OF))  # in label order
 

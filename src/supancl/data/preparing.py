@@ -10,7 +10,7 @@ from supancl.core.labels import Labels
 from supancl.data.labels import describe_labels
 from supancl.data.order import derive_seed
 from supancl.data.splits import Data, DataSpec, NoiseKind, Source, Split, fingerprint
-from supancl.errors import BadInput, did_you_mean
+from supancl.errors import BadInput
 
 if TYPE_CHECKING:
     import torch
@@ -59,8 +59,8 @@ def select_images(source: Source, spec: DataSpec) -> tuple[Data, str]:
     test, classes, transfer = source.splits.get("test"), source.classes, None
     transfer_classes: tuple[str, ...] = ()
     if spec.leave_out:
-        if unknown := [name for name in spec.leave_out if name not in classes]:
-            raise BadInput(f"data.leave_out: the data have no class {unknown[0]!r}{did_you_mean(unknown[0], classes)}")
+        if unknown := set(spec.leave_out) - set(classes):
+            raise BadInput(f"data.leave_out: the data have no class {min(unknown)!r}, but {', '.join(classes)[:200]}")
         left_out_ids = [i for i, name in enumerate(classes) if name in spec.leave_out]
         kept_ids = [i for i, name in enumerate(classes) if name not in spec.leave_out]
         transfer = (_take_classes(train, left_out_ids), _take_classes(held_out, left_out_ids))
@@ -105,10 +105,7 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
         if not is_held_out.any():
             is_held_out[candidates[draw_stratified(train.labels[candidates], fraction, SPLIT_SEED)]] = True
     if fraction and not is_held_out.any():
-        raise BadInput(
-            f"{spec.location}: too few images to hold out {fraction:.0%} of each class: {len(train)}; add images or a "
-            "val/ folder (pretrain on all: --set data.holdout=0)"
-        )
+        raise BadInput(f"{spec.location}: too few images to hold some out of each class: {len(train)}; add val/")
     return train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0]), "train"
 
 
@@ -189,9 +186,8 @@ def flip_labels(labels: Tensor, classes: int, fraction: float, kind: NoiseKind =
     generator = torch.Generator().manual_seed(derive_seed(NOISE_SEED, seed))
     labelled = (labels >= 0).nonzero()[:, 0]
     wrong = labelled[torch.randperm(len(labelled), generator=generator)[: round(fraction * len(labelled))]]
-    if kind == "pair":
-        shift = torch.ones(len(wrong), dtype=torch.long)
-    else:
+    shift = torch.ones(len(wrong), dtype=torch.long)
+    if kind != "pair":
         shift = torch.randint(1, classes, (len(wrong),), generator=generator)
     noisy = labels.clone()
     noisy[wrong] = (labels[wrong] + shift.to(labels.device)) % classes

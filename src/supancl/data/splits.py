@@ -194,7 +194,7 @@ class Split:
         if self.is_streamed:
             return shard_content(self.store.shards)
         checksums = self.store.pixel_checksums(self.index.cpu())
-        return None if checksums is None else Content("pixels", checksums.astype(np.uint64), (self,))
+        return None if checksums is None else Content("pixels", checksums.astype(np.uint64))
 
     def relabelled(self, ids: Tensor) -> Split:
         """Labels, of one each, replaced by ids[label]; -1 stays."""
@@ -208,7 +208,6 @@ class Content:
 
     kind: str
     values: np.ndarray  # (n,) uint64
-    named: Sequence[Split | Path] = ()  # the splits of the images, or the shards
 
     @property
     def digest(self) -> str:
@@ -219,17 +218,6 @@ class Content:
         file = io.BytesIO()
         np.savez(file, values=self.values, kind=self.kind)
         return file.getvalue()
-
-    def changed_names(self, saved: Content | None) -> list[str]:
-        """Names of the images or shards that differ from the saved ones; empty if those do not fit."""
-        if saved is None or saved.values.shape != self.values.shape:
-            return []
-        is_changed, names = torch.from_numpy(saved.values != self.values), list[str]()
-        for each in self.named:
-            count = len(each) if isinstance(each, Split) else 1
-            changed, is_changed = is_changed[:count].nonzero()[:, 0], is_changed[count:]
-            names += each.names_at(changed) if isinstance(each, Split) else [str(each)] * len(changed)
-        return names
 
 
 def read_content(path: Path) -> Content | None:
@@ -252,7 +240,7 @@ def shard_content(shards: Sequence[Path]) -> Content:
                 file.seek(start)
                 content.update(file.read(BLOCK_BYTES))
         values[number] = int.from_bytes(content.digest()[:8], "little")
-    return Content("shards", values, shards)
+    return Content("shards", values)
 
 
 @dataclass(frozen=True)
@@ -315,7 +303,7 @@ class Data:
             return None
         if len(contents) == 1 or contents[0].kind == "shards":  # the shards of a stream hold all of its splits
             return contents[0]
-        return replace(contents[0], values=np.concatenate([each.values for each in contents]), named=splits)
+        return Content("pixels", np.concatenate([each.values for each in contents]))
 
 
 def full_split(store: ImageStore, labels: Labels | Tensor, names: Sequence[str]) -> Split:
@@ -326,14 +314,8 @@ def full_split(store: ImageStore, labels: Labels | Tensor, names: Sequence[str])
 def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:
     """Class names in label order. With `by_number`, names that are all numbers are sorted as numbers: 2 before 10."""
     if by_number and all(name.isascii() and name.isdigit() for name in names):
-        return tuple(sorted(names, key=_as_number))
+        return tuple(sorted(names, key=lambda digits: (len(digits.lstrip("0")), digits.lstrip("0"), digits)))
     return tuple(sorted(names))
-
-
-def _as_number(digits: str) -> tuple[int, str, str]:
-    """A key that sorts texts of digits by their value; int() refuses more than 4,300 of them."""
-    significant = digits.lstrip("0")
-    return len(significant), significant, digits
 
 
 def fingerprint(*splits: Split) -> str:

@@ -53,26 +53,22 @@ def is_benchmark(source: str) -> bool:
 
 def find_benchmark(name: str, root: Path | str) -> tuple[Path, str]:
     """The data set's folder, one of its names below ROOT or ROOT itself, and what identifies its layout there."""
-    row = benchmark(name)
-    for folder in (*(Path(root, subfolder) for subfolder in row.folders), Path(root)):
-        for marker in (*row.files, *row.arrays):
-            if (folder / marker).is_dir() if marker.endswith("/") else (folder / marker).is_file():
-                return folder, marker
+    if found := _find(benchmark(name), Path(root)):
+        return found
     raise BadInput(f"{name}: not in {root}; see: supancl data check {name}")
+
+
+def _find(row: Benchmark, root: Path) -> tuple[Path, str] | None:
+    folders = (*(root / name for name in row.folders), root)
+    places = ((folder, marker) for folder in folders for marker in (*row.files, *row.arrays))
+    return next(((folder, marker) for folder, marker in places if (folder / marker).exists()), None)
 
 
 def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
     """The benchmarks for this use that lie in ROOT, complete or not, in the order of BENCHMARKS."""
-
-    def is_present(name: str) -> bool:
-        try:
-            return bool(find_benchmark(name, root))
-        except BadInput:
-            return False
-
     if not Path(root).is_dir():
         raise BadInput(f"no folder {str(root)!r}; give the folder that has the data sets in it")
-    return tuple(name for name, row in BENCHMARKS.items() if use in row.uses and is_present(name))
+    return tuple(name for name, row in BENCHMARKS.items() if use in row.uses and _find(row, Path(root)))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -119,9 +119,7 @@ def _list_items(data: Any, name: str, root: str) -> Sequence[Path | Item]:
 def _pixel_array(data: Any) -> np.ndarray | None:
     """The pixels (N, H, W[, 3]) if the data set holds them in memory."""
     pixels = getattr(data, "data", None)
-    if pixels is None or isinstance(pixels, list):
-        return None
-    array = np.asarray(pixels)
+    array = np.asarray(None if isinstance(pixels, list) else pixels)
     if array.dtype != np.uint8 or array.ndim not in (3, 4):
         return None
     return array.transpose(0, 2, 3, 1) if array.ndim == 4 and array.shape[1] == 3 and array.shape[3] != 3 else array
@@ -209,8 +207,6 @@ def _find_columns(datasets: Any, data: Any, location: str) -> tuple[str, str | N
 
 def _element(kind: Any) -> Any:
     """What a column's lists hold, or the kind itself if it holds no lists."""
-    if isinstance(kind, list):  # how early versions write Sequence
-        return kind[0] if kind else None
     return getattr(kind, "feature", kind)
 
 

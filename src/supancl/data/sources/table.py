@@ -70,9 +70,8 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
         chunks = (paths.slice(start, AT_A_TIME).to_pylist() for start in range(0, len(paths), AT_A_TIME))
         hashes = np.fromiter(map(hash, chain.from_iterable(chunks)), np.int64, len(paths))
         hashes, is_train = hashes if rows is None else hashes[rows], splits == SPLITS.index("train")
-        if len(divided := np.intersect1d(hashes[is_train], hashes[~is_train])):
-            example = items.text(int(np.argmax(np.isin(hashes, divided))))
-            remarks.append(f"{path}: files to train on that are held out too: {len(divided)}, such as {example}")
+        if divided := len(np.intersect1d(hashes[is_train], hashes[~is_train])):
+            remarks.append(f"{path}: files to train on that are held out too: {divided}")
     if layout.classes:
         weights, order = _weights(table, layout, path, names), np.argsort(layout.classes)
         classes = tuple(layout.classes[column] for column in order)
@@ -157,8 +156,7 @@ def _different(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray]:
     """The different values of a column, and which of them is in each row."""
     values, rows = _values(column)
     if rows is None:
-        encoded = values.dictionary_encode()
-        values, rows = encoded.dictionary, encoded.indices.to_numpy(zero_copy_only=False)
+        return _different(column.dictionary_encode())
     return values, rows.astype(np.int32)  # a copy, which torch may write to
 
 
@@ -204,13 +202,10 @@ def parse_columns(text: str) -> dict[str, str]:
     >>> parse_columns("image=file,label=species")
     {'path': 'file', 'label': 'species'}
     """
-    names: dict[str, str] = {}
-    for pair in filter(None, text.split(",")):
-        column, equals, name = (word.strip() for word in pair.partition("="))
-        column = "path" if column == "image" else column
-        if not equals or not name or column not in ("path", "label", "split") or column in names:
-            raise BadInput(f"data.columns = {text}: write it as in image=file,label=species,split=part")
-        names[column] = name
+    pairs = [[word.strip() for word in pair.partition("=")[::2]] for pair in filter(None, text.split(","))]
+    names = {"path" if column == "image" else column: name for column, name in pairs}
+    if not set(names) <= {"path", "label", "split"} or not all(names.values()) or len(names) < len(pairs):
+        raise BadInput(f"data.columns = {text}: write it as in image=file,label=species,split=part")
     return names
 
 

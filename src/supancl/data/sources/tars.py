@@ -11,7 +11,6 @@ import hashlib
 import io
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -35,10 +34,10 @@ from supancl.errors import BadInput
 from supancl.files import make_inner_folder, open_regular, reason, remove_left_over_files, write_atomically
 from supancl.reporter import report_progress
 
-LABEL_EXTENSIONS = ("cls", "label", "json", "txt")  # in this order of preference: a .txt may be a caption
+LABEL_EXTENSIONS = ("cls", "json")  # in this order of preference
 MAX_SHARDS = 1_000_000  # that a pattern may name: the largest public sets have a quarter of that
 MAX_LABEL_BYTES = 2**20  # a .json may hold more than its label
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +59,8 @@ class TarIndex:
 
     def check(self) -> None:
         """Refuse a shard that has changed since it was indexed: the offsets would be wrong."""
-        try:
-            changed = "it has changed" if file_stamp(self.tar) != self.stamp else ""
-        except OSError as error:
-            changed = reason(error)
-        if changed:
-            raise BadInput(
-                f"{self.tar}: was readable before, now it is not ({changed}); restore it, then continue with resume"
-            )
+        if not self.tar.exists() or file_stamp(self.tar) != self.stamp:
+            raise BadInput(f"{self.tar}: it has changed or is gone; restore it, then continue with resume")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,25 +113,18 @@ def find_tars(name: str) -> list[Path]:
     """The tars that a name matches, sorted; {000..009} and {a,b} are expanded as in a shell."""
     if Path(name).is_dir():
         return sorted(path for path in Path(name).glob("*.tar") if path.name[0] != ".")
-    segments = re.split(r"\{([^{}]*)\}", name)
-    choices: list[Sequence[str]] = [[text] for text in segments]
-    for number, content in list(enumerate(segments))[1::2]:  # those in braces
-        ends = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", content)
-        choices[number] = _numbers(*ends.groups()) if ends else content.split(",")
-    if (count := math.prod(map(len, choices))) > MAX_SHARDS:
-        raise BadInput(f"{name}: the pattern names {count:,} tar shards, it may name {MAX_SHARDS:,}; check its {{..}}")
-    patterns = ["".join(chosen) for chosen in itertools.product(*choices)]
+    choices: list[Sequence[str]] = []
+    for number, text in enumerate(re.split(r"\{([^{}]*)\}", name)):
+        ends = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", text) if number % 2 else None  # those in braces
+        numbers = range(int(ends[1]), min(int(ends[2]) + 1, int(ends[1]) + MAX_SHARDS)) if ends else ()
+        width = len(ends[1]) if ends else 0
+        choices.append([str(n).zfill(width) for n in numbers] or (text.split(",") if number % 2 else [text]))
+    patterns = map("".join, itertools.islice(itertools.product(*choices), MAX_SHARDS))
     paths = {path for each in patterns for path in (glob.glob(each) if set(each) & set("*?") else [each])}
     missing = sorted(path for path in paths if not os.path.isfile(path))
     if missing or not paths or name.endswith((".gz", ".tgz")):
         raise BadInput(f"no tar shard {missing[0] if missing else name}; check the pattern, and unpack .tar.gz to .tar")
     return sorted(map(Path, paths))
-
-
-def _numbers(first: str, last: str) -> Sequence[str]:
-    """The numbers of a {000..009}, as long as the first one; none is held in memory."""
-    start = int(first)
-    return LazyItems(max(int(last) + 1 - start, 0), lambda index: str(start + index).zfill(len(first)))
 
 
 def list_tars(name: str) -> Listing:
@@ -156,10 +142,7 @@ def list_tars(name: str) -> Listing:
         splits.append(np.full(len(shard.offsets), SPLITS.index(split_from_name(path)), np.uint8))
     items, split_numbers = TarItems([shard for shard in shards if len(shard.offsets)]), np.concatenate(splits)
     if SPLITS.index("train") not in split_numbers:
-        raise BadInput(
-            f"{name}: no image to train on in tar shards: {len(files)}; a sample is KEY.jpg and KEY.cls, and shards "
-            "called val- or test- are held out"
-        )
+        raise BadInput(f"{name}: no image to train on; a sample is KEY.jpg and KEY.cls, val- and test- are held out")
     sets = [{label: 1.0} if label else {} for label in numbers]
     return make_listing(items, split_numbers, np.concatenate(labels), sets, name, by_number=True)
 
@@ -296,27 +279,19 @@ def _read_sample(
                 raise ValueError(f"{image.name} and {member.name} are two images of one sample")
             image = Member(member.name, member.offset_data, member.size)
         elif extension in LABEL_EXTENSIONS:
-            if member.size > MAX_LABEL_BYTES:
-                raise ValueError(f"{member.name} has {member.size:,} bytes, a label may have {MAX_LABEL_BYTES:,}")
-            file = tar.extractfile(member)
             try:
-                label = _read_label(file.read() if file else b"", extension)
+                labels[extension] = _read_label(tar, member, extension)
             except ValueError as error:
                 raise ValueError(f"{member.name}: {error}") from None
-            if label is not None:
-                labels[extension] = label
-    return image, next((labels[extension] for extension in LABEL_EXTENSIONS if extension in labels), "")
+    return image, labels.get("cls", labels.get("json", ""))
 
 
-def _read_label(content: bytes, extension: str) -> str | None:
-    """The class name, '' if marked as unlabelled, None if a .json holds no label."""
-    text = content.decode("utf-8").strip()
+def _read_label(tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str) -> str:
+    """The class name, '' if there is none."""
+    if member.size > MAX_LABEL_BYTES or (file := tar.extractfile(member)) is None:
+        raise ValueError(f"{member.size:,} bytes, a label may have {MAX_LABEL_BYTES:,}")
+    text = file.read().decode("utf-8").strip()
     if extension == "json":
         value = parse_json(text)
-        if isinstance(value, dict):
-            candidates = [value[key] for key in ("label", "cls", "class") if key in value]
-            if not candidates:
-                return None
-            value = candidates[0]
-        text = str(value).strip()
+        text = str(value.get("label", value.get("cls", "")) if isinstance(value, dict) else value).strip()
     return "" if text in (*NO_LABEL, "None") else text
