@@ -16,7 +16,7 @@ from PIL import Image
 from supancl.data.decode import decode
 from supancl.data.store.memory import Batch
 from supancl.data.views.augment import normalized
-from supancl.data.views.evaluation import evaluation_view, margin_boxes
+from supancl.data.views.render import evaluation_view, margin_boxes
 from tests.data.test_augment import MEAN, STD
 from tests.files import noise
 

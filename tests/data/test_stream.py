@@ -20,7 +20,7 @@ from supancl.data.order import Order, derive_seed
 from supancl.data.sources import tars
 from supancl.data.sources.tars import index_path
 from supancl.data.splits import DataSpec
-from supancl.data.store.stream import StreamImages
+from supancl.data.store.cache import StreamImages
 from supancl.data.threads import Feed
 from supancl.errors import BadInput
 from tests.files import assert_mentions, mentions, noise
@@ -114,7 +114,7 @@ def test_every_image_comes_once_in_the_order_of_the_definition(counts, window, b
 
 @pytest.mark.parametrize("threads", [1, 5])
 def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("supancl.data.store.stream.decode_threads", lambda *_: threads)
+    monkeypatch.setattr("supancl.data.store.cache.decode_threads", lambda *_: threads)
     source = shards(tmp_path, sizes=True)
     sequences = {}
     for ranks in (1, 2, 4):

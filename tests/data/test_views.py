@@ -10,8 +10,7 @@ from scipy import stats
 
 from supancl.data.store.memory import Batch, pad_images
 from supancl.data.views.augment import Draws, kernel_size
-from supancl.data.views.evaluation import evaluation_view
-from supancl.data.views.render import render, render_in_chunks
+from supancl.data.views.render import evaluation_view, render, render_in_chunks
 from supancl.data.views.specs import Crops, LocalCrops, Masks
 from tests.data.test_augment import MEAN, STD, bytes_of, cropped, jittered_by_torchvision
 from tests.helpers import draw, seeded

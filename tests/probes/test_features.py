@@ -10,7 +10,7 @@ from supancl.core.encoders import EncoderSpec
 from supancl.data.decode import decode
 from supancl.data.splits import Split, full_split
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages, pad_images
-from supancl.data.views.evaluation import evaluation_view
+from supancl.data.views.render import evaluation_view
 from supancl.errors import BadInput
 from supancl.probes import Features, embed, features, linear_probe
 from tests.files import mentions, noise

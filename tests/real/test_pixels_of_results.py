@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 
 from supancl.data.decode import decode
 from supancl.data.store.memory import Batch
-from supancl.data.views.evaluation import evaluation_view
+from supancl.data.views.render import evaluation_view
 
 SIZE = 32  # the input of the CIFAR encoders
 

@@ -31,8 +31,7 @@ Resample = Literal["bilinear", "bicubic"]
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"}
 HEIF_SUFFIXES = {".heic", ".heif"}  # of phones; read by pillow-heif, an extra
 LISTED_SUFFIXES = IMAGE_SUFFIXES | HEIF_SUFFIXES
-# what Pillow may take a file for, by its content: the formats of these suffixes. It knows 35 more, and for one of them
-# (EPS) it starts another program. The first five are those that Pillow's `preinit` knows
+# what Pillow may take a file for, by its content: the formats of these suffixes; for EPS it starts a program
 IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "AVIF")
 MAX_IMAGE_BYTES = 2**29 + 2**20  # 8-bit RGB of as many pixels as Pillow accepts (2**29 / 3), uncompressed, and a header
 BAND_PIXELS = 2**20  # larger pictures are converted in bands of rows, so that no second copy is needed
@@ -43,17 +42,13 @@ DECODE_VERSION = 4  # part of the key of a cached image
 class Item(Protocol):
     """One image that is not in memory: a file, a member of a tar, a row of another library's data set."""
 
-    def __str__(self) -> str:
-        """Its name in messages and in the cache."""
-        ...
+    def __str__(self) -> str: ...
 
     def stamp(self) -> tuple[int, int]:
         """Two numbers that change with the content. Raises OSError if the file is gone."""
-        ...
 
     def open(self) -> Any:
         """The image as Pillow opens it."""
-        ...
 
 
 def decode(
@@ -116,16 +111,12 @@ def shrunk_size(size: tuple[int, int], short_side: int | None) -> tuple[int, int
 
 DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")  # of more than 8 bits per pixel
 ORIENTATION = 0x0112  # the EXIF field
+TURN = Image.Transpose
 # its value -> what turns the stored pixels upright
 TRANSPOSE_BY_ORIENTATION = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+    2: TURN.FLIP_LEFT_RIGHT, 3: TURN.ROTATE_180, 4: TURN.FLIP_TOP_BOTTOM, 5: TURN.TRANSPOSE, 6: TURN.ROTATE_270,
+    7: TURN.TRANSVERSE, 8: TURN.ROTATE_90,
+}  # fmt: skip
 
 
 def convert_mode(image: Any, mode: str) -> Any:
@@ -217,9 +208,6 @@ def has_over_8_bits(item: Item | Path) -> bool:
             return str(image.mode).startswith("I") or ";16" in str(tile_modes)
     except (OSError, ValueError):  # deleted since it was decoded
         return False
-
-
-# --- threads ----------------------------------------------------------------------------------------------------------
 
 
 def available_cores() -> int:

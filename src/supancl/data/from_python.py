@@ -15,7 +15,7 @@ from supancl.data.listing import Listing, list_stored
 from supancl.data.sources.arrays import check_image_array, close_gaps, convert_channels, list_arrays, number_labels
 from supancl.data.splits import DataSpec
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages
-from supancl.data.views.evaluation import evaluation_short_side, evaluation_view
+from supancl.data.views.render import evaluation_short_side, evaluation_view
 from supancl.errors import BadInput
 
 if TYPE_CHECKING:

@@ -24,9 +24,15 @@ from supancl.data.preparing import prepare_data, select_images
 from supancl.data.sources import arrays, benchmarks, folder, libraries, table, tars
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Source
-from supancl.data.store.cache import dark_image_remarks, evenly_spaced_positions, other_positions, store_images
+from supancl.data.store.cache import (
+    FileImages,
+    StreamImages,
+    dark_image_remarks,
+    evenly_spaced_positions,
+    store_images,
+    unreadable_image,
+)
 from supancl.data.store.memory import Progress
-from supancl.data.store.stream import FileImages, StreamImages, unreadable_image
 from supancl.errors import BadInput, did_you_mean
 from supancl.reporter import ProgressFunction, report_to, track_task
 
@@ -124,7 +130,7 @@ def load(listing: Listing, channels: int, spec: DataSpec) -> Source:
     remarks = []
     if unreadable:
         path, reason = next(iter(reasons.items()))
-        listing = listing.take(other_positions(len(items), unreadable))
+        listing = listing.take(np.delete(np.arange(len(items)), [position for position, _ in unreadable]))
         if not spec.skip_bad_images or not len(listing.rows_of("train")):
             raise BadInput(unreadable_image(path, f"{reason}; unreadable images: {len(reasons)} of {len(items)}"))
         remarks = [f"unreadable images that were skipped: {len(reasons)}, such as {path} ({reason})"]

@@ -27,6 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Tasks = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
+AHEAD = 3  # batches that a feed prepares, that of the step included
 PATIENCE = 0.5  # seconds that `shutdown` waits for threads in the middle of a read
 
 
@@ -83,9 +84,6 @@ def _work(tasks: Tasks) -> None:
         del task, future, call  # or the result would stay in memory until the next task
 
 
-# --- waiting ----------------------------------------------------------------------------------------------------------
-
-
 class WaitStopped(Exception):
     """A signal has come while a step waited for its images; nothing of the step has been done."""
 
@@ -114,10 +112,8 @@ class Feed:
     A batch depends on the step number alone, so steps may be repeated or skipped.
     """
 
-    def __init__(
-        self, split: Split, positions: Callable[[int], Tensor], device: torch.device, steps: int, ahead: int = 3
-    ) -> None:
-        self.split, self.positions, self.device, self.steps, self.ahead = split, positions, device, steps, ahead
+    def __init__(self, split: Split, positions: Callable[[int], Tensor], device: torch.device, steps: int) -> None:
+        self.split, self.positions, self.device, self.steps = split, positions, device, steps
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.pending: dict[int, Future[tuple[Batch, Any, Any]]] = {}
         self.executor: ReadingThreads | None = None
@@ -138,10 +134,10 @@ class Feed:
         if self.executor is None:
             # two: one copies or decodes while the other's batch is being copied to the device
             self.executor = ReadingThreads(2, "feed")
-        for later in range(step, max(step + 1, min(step + self.ahead, self.steps))):
+        for later in range(step, max(step + 1, min(step + AHEAD, self.steps))):
             if later not in self.pending:
                 self.pending[later] = self.executor.submit(self._prepare, later)
-        for stale in [other for other in self.pending if other < step or other >= step + self.ahead]:
+        for stale in [other for other in self.pending if other < step or other >= step + AHEAD]:
             self.pending.pop(stale).cancel()
         with waiting_for_images():
             batch, event, _ = self.pending[step].result()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from supancl.config import Count, Natural, NotNegative, Positive, Within, from_json, hints
-from supancl.data.views.evaluation import View
+from supancl.data.views.render import View
 from supancl.errors import BadInput
 
 Tested = Literal["held-out", "test"]

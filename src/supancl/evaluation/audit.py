@@ -20,7 +20,7 @@ from supancl.data.labels import with_leaf_labels
 from supancl.data.sources.libraries import local_caches
 from supancl.data.splits import Data, Source, Split
 from supancl.data.store.memory import Batch
-from supancl.data.views.evaluation import View
+from supancl.data.views.render import View
 from supancl.errors import BadInput
 from supancl.evaluation.data import mask_held_out, prepare_run_data, read_source, spec_for
 from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, shares_images

@@ -17,7 +17,7 @@ from supancl.data.sources.benchmark_rows import Use
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.data.sources.libraries import local_caches
 from supancl.data.splits import Data, DataSpec, Source, Split
-from supancl.data.views.evaluation import View, evaluation_short_side
+from supancl.data.views.render import View, evaluation_short_side
 from supancl.errors import BadInput, NoLevels
 from supancl.evaluation import TRAINED_IMAGES, FewShot, Knn, Linear, Settings, Transfer, Variance
 from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, shares_images

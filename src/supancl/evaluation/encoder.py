@@ -24,7 +24,7 @@ from supancl.core.encoders import PROJECTOR, Encoder, EncoderSpec
 from supancl.data.opening import is_same_source
 from supancl.data.splits import Source, Split, read_content
 from supancl.data.store.cache import FEATURES_FOLDER, cache_root
-from supancl.data.views.evaluation import View
+from supancl.data.views.render import View
 from supancl.distributed.ranks import pick_device
 from supancl.errors import BadInput
 from supancl.evaluation.results import group_of, result_name, short_digest, source_of

@@ -18,7 +18,7 @@ from supancl.data.opening import absolute_source
 from supancl.data.order import derive_seed, epoch_order
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Split
-from supancl.data.views.evaluation import evaluation_view
+from supancl.data.views.render import evaluation_view
 from supancl.data.views.specs import Crops
 from supancl.distributed.ranks import auto_precision, autocast_for
 from supancl.errors import BadInput, NonFinite

@@ -16,7 +16,7 @@ from supancl.core.labels import Labels
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
 from supancl.data.threads import ReadingThreads
-from supancl.data.views.evaluation import View, evaluation_view
+from supancl.data.views.render import View, evaluation_view
 from supancl.distributed.ranks import autocast_for
 from supancl.errors import BadInput
 

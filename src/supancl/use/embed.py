@@ -19,7 +19,7 @@ from supancl.data.labels import label_cells, weight_matrix, with_given_labels
 from supancl.data.opening import check_source, load, open_source
 from supancl.data.splits import Data, DataSpec, Source, Split, full_split
 from supancl.data.store.memory import ArrayImages
-from supancl.data.views.evaluation import View, evaluation_short_side
+from supancl.data.views.render import View, evaluation_short_side
 from supancl.errors import BadInput
 from supancl.files import Output, escape_formula, make_writable, path_in_table
 from supancl.reporter import current_reporter, say, track_task

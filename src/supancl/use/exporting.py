@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder, find_classifier
 from supancl.data.opening import peek_data
-from supancl.data.views.evaluation import evaluation_view
+from supancl.data.views.render import evaluation_view
 from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.evaluation.results import data_name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Unpack
 
 from supancl.data.sources.table import Correction, write_corrected
-from supancl.data.views.evaluation import View
+from supancl.data.views.render import View
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput
 from supancl.files import (

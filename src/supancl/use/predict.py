@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from supancl.data.views.evaluation import View
+from supancl.data.views.render import View
 from supancl.errors import BadInput
 from supancl.files import Output, escape_formula, path_in_table
 from supancl.reporter import say, warn

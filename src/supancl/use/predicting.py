@@ -15,7 +15,7 @@ from torch import Tensor
 from supancl.core.labels import Labels
 from supancl.data.labels import label_cell, with_given_labels, with_leaf_labels
 from supancl.data.splits import Source, Split
-from supancl.data.views.evaluation import View
+from supancl.data.views.render import View
 from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.certainty import names_classes
 from supancl.evaluation.data import check_unchanged, data_for, read_source, spec_for

@@ -30,6 +30,7 @@ from supancl.data.decode import (
     DECODE_VERSION,
     Item,
     Resample,
+    decode_threads,
     file_stamp,
     has_over_8_bits,
     item_stamp,
@@ -39,8 +40,16 @@ from supancl.data.decode import (
     upright_size,
 )
 from supancl.data.splits import DataSpec
-from supancl.data.store.memory import ArrayImages, ImageStore, PackedImages, image_checksum, take_items
-from supancl.data.store.stream import FileImages
+from supancl.data.store.memory import (
+    ArrayImages,
+    Batch,
+    ImageStore,
+    PackedImages,
+    image_checksum,
+    pad_images,
+    take_items,
+)
+from supancl.data.threads import ReadingThreads
 from supancl.errors import BadInput
 from supancl.files import (
     absolute_path,
@@ -57,12 +66,15 @@ from supancl.reporter import report_progress
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from supancl.data.sources.tars import TarItems
 else:
     from supancl.lazy import torch
 
 AUTO_CACHE_BYTES = 32 * 2**20  # smaller data are decoded again in a second or two
 SAMPLED_IMAGES = 64  # checked in place of all images, which would take too long
 DARK_LEVEL = 16  # of 255: the brightest 12-bit value in a 16-bit file, 4095 of 65535
+MAX_ASPECT = 2  # longer images of a stream are cut to their middle, so that one canvas fits every image
 SHARD_IMAGES = 1024  # on average
 FEATURES_FOLDER = "features"  # features cached by evaluations: one file per encoder and split
 TAR_INDEX_FOLDER = "tars"  # indexes of tar shards: one file per shard
@@ -78,10 +90,7 @@ def cache_root() -> Path:
 
 
 class Shard(NamedTuple):
-    """A file of pixels, and of each image the size, the checksum, or the reason why it cannot be read.
-
-    An unreadable image has the size (0, 0).
-    """
+    """A file of pixels, and of each image the size, the checksum, or the reason why it cannot be read (size (0, 0))."""
 
     path: Path
     sizes: np.ndarray  # (n, 2) int64: height, width
@@ -106,12 +115,12 @@ class Cache:
     def build(self, items: Sequence[Item | Path]) -> tuple[PackedImages, list[tuple[int, str]]]:
         """Decode the images that are not cached yet. Returns images, and (position, reason) of unreadable ones."""
 
-        def report_waiting(owner: str) -> None:
-            report_progress(f"process {owner} is building the cache {self.folder}; waiting for it", 0, 0)
-
+        waiting = f"process %s is building the cache {self.folder}; waiting for it"
         try:
             make_inner_folder(self.folder)
-            with hold_lock(self.folder / ".lock", report_waiting):  # its time says when the cache was last used
+            with hold_lock(
+                self.folder / ".lock", lambda owner: report_progress(waiting % owner, 0, 0)
+            ):  # its time says when the cache was last used
                 remove_left_over_files(self.folder, 0)
                 built = self._build_locked(items)
         except BrokenPipeError:  # raised by a reporter, not by the cache
@@ -125,16 +134,20 @@ class Cache:
     def _build_locked(self, items: Sequence[Item | Path]) -> tuple[PackedImages, list[tuple[int, str]]]:
         """The part of `build` that needs the folder's lock; mapping the images needs it too."""
         groups = _groups_by_key(items)
+
+        def decode(position: int) -> Tensor | str:
+            return try_decode(items[position], *self.settings)
+
         # an unreadable image may have become readable, as by another library or a network disk that is back
         known = {key: read_shard(self.folder / f"{key}.bin", self.channels, len(rows)) for key, rows in groups.items()}
         shards = {
             key: shard
             for key, shard in known.items()
-            if shard and all(isinstance(self._decode(items[groups[key][row]]), str) for row in shard.reasons)
+            if shard and all(isinstance(decode(groups[key][row]), str) for row in shard.reasons)
         }
         missing = {key: rows for key, rows in groups.items() if key not in shards}
         total, wanted = sum(map(len, missing.values())), chain.from_iterable(missing.values())
-        with contextlib.closing(map_in_order(lambda position: self._decode(items[position]), wanted)) as decoded:
+        with contextlib.closing(map_in_order(decode, wanted)) as decoded:
             numbered = enumerate(decoded, start=1)
             for key, rows in missing.items():
                 shards[key] = self._write_shard(self.folder / f"{key}.bin", islice(numbered, len(rows)), total)
@@ -143,9 +156,6 @@ class Cache:
                 path.unlink()
         unreadable = [(groups[key][row], why) for key in groups for row, why in shards[key].reasons.items()]
         return map_shards([shards[key] for key in groups], self.channels), sorted(unreadable)
-
-    def _decode(self, item: Item | Path) -> Tensor | str:
-        return try_decode(item, *self.settings)
 
     def _write_shard(self, path: Path, decoded: Iterator[tuple[int, Tensor | str]], total: int) -> Shard:
         """Write the pixels, then the index; of an interrupted one nothing stays."""
@@ -207,13 +217,6 @@ def map_shards(shards: Sequence[Shard], channels: int) -> PackedImages:
     return PackedImages(buffers, locations, torch.from_numpy(sizes[is_readable]), channels, checksums[is_readable])
 
 
-def other_positions(count: int, unreadable: Sequence[tuple[int, str]]) -> np.ndarray:
-    """The positions of the readable images."""
-    readable = np.ones(count, bool)
-    readable[[position for position, _ in unreadable]] = False
-    return np.flatnonzero(readable)
-
-
 def _groups_by_key(items: Sequence[Item | Path]) -> dict[str, range]:
     """Neighbours for a shard each, by its key. A group begins at certain names, so a new file changes one group alone.
 
@@ -239,10 +242,7 @@ def _groups_by_key(items: Sequence[Item | Path]) -> dict[str, range]:
 
 
 def keep_to_size(used: Path) -> None:
-    """Remove the longest unused caches until all take at most $SUPANCL_CACHE_GB, but not the one that is used now.
-
-    A process that has mapped a cache can go on reading it.
-    """
+    """Remove the longest unused caches until all take at most $SUPANCL_CACHE_GB, but not the one that is used now."""
     gigabytes = os.environ.get("SUPANCL_CACHE_GB") or "200"
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", gigabytes):
         raise BadInput(f"SUPANCL_CACHE_GB = {gigabytes!r}: must be a number of gigabytes")
@@ -285,8 +285,8 @@ def store_images(
         return ArrayImages(torch.stack(images)), unreadable
     if images:
         return PackedImages.from_images(images), unreadable
-    readable = take_items(items, other_positions(len(items), unreadable)) if unreadable else items
-    return FileImages(readable, *settings, np.array(checksums, np.uint32)), unreadable
+    readable = np.delete(np.arange(len(items)), [position for position, _ in unreadable])
+    return FileImages(take_items(items, readable), *settings, np.array(checksums, np.uint32)), unreadable
 
 
 def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
@@ -316,3 +316,83 @@ def evenly_spaced_positions(count: int) -> list[int]:
     """Positions of at most SAMPLED_IMAGES images, from the first to the last."""
     positions: list[int] = np.linspace(0, count - 1, min(SAMPLED_IMAGES, count)).round().astype(int).tolist()
     return positions
+
+
+class FileImages(ImageStore):
+    """Images that several threads decode each time they are read."""
+
+    def __init__(
+        self, items: Sequence[Item | Path], channels: int, short_side: int | None, resample: Resample = "bilinear",
+        checksums: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        self.items, self.settings = items, (channels, short_side, resample)
+        self.checksums = checksums  # of the pixels, as they were when all images were decoded once
+        self.executor = ReadingThreads(decode_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1))), "decode")
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def batch(self, indices: Tensor) -> Batch:
+        return pad_images(list(self.executor.map(self.decode_row, indices.tolist())))
+
+    def decode_row(self, row: int) -> Tensor:
+        image = try_decode(self.items[row], *self.settings)
+        if isinstance(image, str):
+            raise BadInput(unreadable_image(self.items[row], image))
+        return image
+
+    def pixel_checksums(self, rows: Tensor) -> np.ndarray | None:
+        return None if self.checksums is None else self.checksums[rows.numpy()]
+
+
+class StreamImages(FileImages):
+    """The images of tar shards. Unreadable ones are refused, or black and named in a remark."""
+
+    items: TarItems
+
+    def __init__(
+        self, items: TarItems, channels: int, short_side: int | None, resample: Resample = "bilinear",
+        skip_bad: bool = False, window: int = 16,
+    ) -> None:  # fmt: skip
+        super().__init__(items, channels, short_side, resample)
+        self.skip_bad, self.window = skip_bad, window
+        self.shards = [shard.tar for shard in items.shards]
+        self.shard_ends = torch.from_numpy(items.ends)
+        self.shard_digests = [shard.digest for shard in items.shards]
+        self.canvas = None if short_side is None else (MAX_ASPECT * short_side, MAX_ASPECT * short_side)
+        self.black: dict[str, bool] = {}  # names of unreadable images; whether they were reported
+
+    def batch(self, indices: Tensor, canvas: tuple[int, int] | None = None) -> Batch:
+        for shard in torch.unique(torch.searchsorted(self.shard_ends, indices, right=True)).tolist():
+            self.items.shards[shard].check()  # a tar that is missing or has changed is not a bad image
+        return pad_images(list(self.executor.map(self.decode_row, indices.tolist())), canvas)
+
+    def batch_on_canvas(self, indices: Tensor) -> Batch:
+        return self.batch(indices, self.canvas)
+
+    def decode_row(self, row: int) -> Tensor:
+        """The pixels, cut to at most `MAX_ASPECT` times the short side."""
+        try:
+            image = super().decode_row(row)
+        except BadInput:
+            if not self.skip_bad:
+                raise
+            self.black.setdefault(str(self.items[row]), False)
+            channels, short_side, _ = self.settings
+            return torch.zeros(channels, short_side or 1, short_side or 1, dtype=torch.uint8)
+        for axis, limit in enumerate(self.canvas or (), start=1):
+            if image.shape[axis] > limit:
+                image = image.narrow(axis, (image.shape[axis] - limit) // 2, limit)
+        return image
+
+    def has_one_shape(self, device: torch.device) -> bool:
+        return device.type != "cpu" and self.canvas is not None
+
+    def new_remarks(self) -> list[str]:
+        found = sorted(name for name, is_reported in self.black.items() if not is_reported)
+        self.black.update(dict.fromkeys(found, True))
+        return [f"unreadable images of the stream, black instead: {', '.join(found)}"] if found else []
+
+
+def unreadable_image(item: object, why: str) -> str:
+    return f"{item}: cannot be read as an image ({why}); repair or remove it, or skip it with skip_bad_images"

@@ -1,4 +1,4 @@
-"""Batches, and images in memory, mapped from the packed cache, or on a GPU. Those of streams are in stream.py."""
+"""Batches, and images in memory, mapped from the packed cache, or on a GPU."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ class Batch(NamedTuple):
 
     def image(self, row: int) -> Tensor:
         """The pixels of one image, without its padding."""
-        if self.sizes is None:
-            return self.pixels[row]
-        height, width = self.sizes[row].tolist()
+        height, width = self.pixels.shape[-2:] if self.sizes is None else self.sizes[row].tolist()
         return self.pixels[row][:, :height, :width]
 
 
@@ -156,9 +154,8 @@ class PackedImages(ImageStore):
     @classmethod
     def from_images(cls, images: Sequence[Tensor]) -> PackedImages:
         """Pack images (C, H, W) that are in memory."""
-        sizes = torch.tensor([image.shape[1:] for image in images])
-        buffer = torch.cat([image.reshape(-1) for image in images])
-        return cls([buffer], _locations(sizes, images[0].shape[0]), sizes, images[0].shape[0])
+        sizes, channels = torch.tensor([image.shape[1:] for image in images]), images[0].shape[0]
+        return cls([torch.cat([image.reshape(-1) for image in images])], _locations(sizes, channels), sizes, channels)
 
     def __len__(self) -> int:
         return len(self.sizes)

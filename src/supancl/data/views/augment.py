@@ -43,9 +43,6 @@ class Taps(NamedTuple):
     weight: Tensor  # (n, size, taps)
 
 
-# --- crops ---------------------------------------------------------------------------------------------------------
-
-
 def crop_and_resize(
     images: Tensor, box: Tensor, size: int, flip: Tensor | None = None, bounds: Tensor | None = None
 ) -> Tensor:
@@ -127,9 +124,6 @@ def _transpose(lines: Tensor) -> Tensor:
     if len(lines) == 1:  # torch's fast transposition is for matrices only
         return lines[0].t().contiguous()[None]
     return lines.mT.contiguous()
-
-
-# --- colour --------------------------------------------------------------------------------------------------------
 
 
 def luma(images: Tensor) -> Tensor:
@@ -216,9 +210,6 @@ def jitter_in_place(images: Tensor, factors: Tensor, hue: Tensor, steps: tuple[i
             images.mul_(factor).add_(mean.mul_(1 - factor)).clamp_(0, 1)
         elif step == 0:
             images.mul_(factor).clamp_(0, 1)
-
-
-# --- blur, solarise, normalise -------------------------------------------------------------------------------------
 
 
 def kernel_size(size: int) -> int:

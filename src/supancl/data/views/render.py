@@ -1,4 +1,4 @@
-"""Whole views of a batch: on a CPU a few rows at a time, on a GPU by matrix products.
+"""Whole views of a batch: on a CPU a few rows at a time, on a GPU by matrix products; and those of evaluations.
 
 On a CPU the rows of a chunk fit in a core's cache; there is one thread per chunk. On a GPU each row has its own
 matrices, so nothing is gathered and every line of an image is read once. The memory layout is (n, row, C, column): so
@@ -10,19 +10,21 @@ resizing or blurring along either side is one batched product, without a copy. I
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from supancl.data.store.memory import Batch
 from supancl.data.views.augment import (
     Draws,
     Taps,
     blur,
     blur_taps,
+    crop_and_resize,
     crop_taps,
     jitter,
     jitter_in_place,
@@ -74,7 +76,9 @@ def render_in_chunks(
             images, torch.arange(len(images)), Taps(rows.source[chunk], rows.weight[chunk]),
             Taps(columns.source[chunk], columns.weight[chunk]),
         )  # fmt: skip
-        for first, last, order in _iter_runs(steps[chunk]) if channels in (1, 3) else ():
+        last = 0
+        for order, members in groupby(steps[chunk]) if channels in (1, 3) else ():
+            first, last = last, last + len(list(members))
             same_order = slice(start + first, start + last)
             jitter_in_place(images[first:last], draws.factors[same_order], draws.hue[same_order], order)
         if channels == 3:
@@ -93,8 +97,7 @@ def render_in_chunks(
 def _thread_pool(process: int, count: int) -> ThreadPoolExecutor:
     """Threads that each run whole operations; a forked process gets new ones.
 
-    Dividing every operation among the cores would make each of thousands wait for the slowest core: with another
-    process on one of two cores, that way two threads rendered 162 images of 224 px a second, one thread 293.
+    Dividing every operation among the cores would make each of thousands wait for the slowest core.
     """
 
     def limit_to_one_thread() -> None:
@@ -114,15 +117,6 @@ def _jitter_steps(crops: Crops, draws: Draws) -> tuple[list[tuple[int, ...]], Te
     ]
     row_order = sorted(range(len(steps)), key=steps.__getitem__)
     return [steps[row] for row in row_order], torch.tensor(row_order)
-
-
-def _iter_runs(steps: list[tuple[int, ...]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    start = 0
-    for order, members in groupby(steps):
-        stop = start + len(list(members))
-        if order:
-            yield start, stop, order
-        start = stop
 
 
 def _change_rows(images: Tensor, is_changed: Tensor, change: Callable[[Tensor], Tensor]) -> None:
@@ -237,3 +231,74 @@ def blur_matrix(sigma: Tensor, pixels: int, kernel: int) -> Tensor:
         by_distance[:, d.clamp(max=out_of_reach)] for d in (distance.abs(), mirrored_start, mirrored_end)
     )
     return direct + upper + lower
+
+
+# --- for evaluations, without randomness -----------------------------------------------------------------------------
+
+
+# `margin`, for linear evaluation, is the central 7/8 of the short side, resized bilinearly; `whole`, for the transfer
+# protocol (App. E), the full short side, resized bicubically
+View = Literal["margin", "whole"]
+
+
+def evaluation_short_side(size: int, view: View = "margin") -> int:
+    """The short side to decode at; the crop needs no more: 256 for an input of 224 with a margin."""
+    return round(size * 8 / 7) if view == "margin" else size
+
+
+def evaluation_view(
+    batch: Batch, size: int, mean: tuple[float, ...], std: tuple[float, ...], view: View = "margin"
+) -> Tensor:
+    """(B, C, size, size), normalised; vectors are returned unchanged."""
+    if batch.pixels.ndim == 2:
+        return batch.pixels
+    squares = _margin_squares(batch, size) if view == "margin" else _whole_squares(batch, size)
+    return normalized(squares / 255, mean, std)
+
+
+def margin_boxes(sizes: Tensor, size: int) -> Tensor:
+    """Boxes of the central squares of images of these (height, width), for an input of `size`.
+
+    They are 7/8 of the short side: for images decoded at round(8/7 size) exactly `size`, so nothing is resampled; the
+    full short side where that is at most `size`; and of larger images what a crop of `size` covers after they are
+    resized to round(8/7 size), as files are when decoded.
+    """
+    short_side = sizes.amin(1, keepdim=True)
+    side = torch.where(short_side > size, (short_side * (7 / 8)).round(), short_side.double())
+    corner = ((sizes - side) / 2).round()  # halves to even, as in CenterCrop
+    as_it_is = torch.cat([corner, side, side], dim=1).float()
+    target = evaluation_short_side(size)
+    resized = target * sizes // short_side  # as `shrunk_size` cuts off
+    scale = sizes.double() / resized
+    larger = torch.cat([((resized - size) / 2).round() * scale, size * scale], dim=1)
+    return torch.where(short_side > target, larger, as_it_is.double())
+
+
+def _margin_squares(batch: Batch, size: int) -> Tensor:
+    sizes = batch.image_sizes()
+    boxes, is_larger = margin_boxes(sizes, size), sizes.amin(1, keepdim=True) > evaluation_short_side(size)
+    whole = torch.cat([torch.zeros_like(sizes), sizes], dim=1).double()
+    squares = crop_and_resize(batch.pixels, boxes, size, bounds=torch.where(is_larger, whole, boxes))
+    return torch.where(is_larger[..., None, None], squares.round(), squares)  # bytes, as Pillow has
+
+
+def _whole_squares(batch: Batch, size: int) -> Tensor:
+    """The centre of images whose short side is `size`. Larger ones were shrunk when decoded, so this only enlarges."""
+    if batch.sizes is None:
+        return _enlarged_centre(batch.pixels, size)
+    rows = zip(batch.pixels, batch.sizes.tolist(), strict=True)
+    return torch.cat([_enlarged_centre(image[None, :, :height, :width], size) for image, (height, width) in rows])
+
+
+def _enlarged_centre(pixels: Tensor, size: int) -> Tensor:
+    """For images of one size: bicubic, rounded to bytes."""
+    height, width = pixels.shape[-2:]
+    images = pixels.float()
+    if min(height, width) != size:
+        # cut off, as torchvision does
+        new_height, new_width = (size * side // min(height, width) for side in (height, width))
+        # first across, then down, bytes after each: as Pillow does
+        for sides in ((height, new_width), (new_height, new_width)):
+            images = F.interpolate(images, sides, mode="bicubic", antialias=True).round().clamp(0, 255)
+    top, left = (round((side - size) / 2) for side in images.shape[-2:])
+    return images[..., top : top + size, left : left + size]
