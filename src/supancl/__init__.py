@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from supancl.core.pools import ClassQueues, Pool, PoolSpec, Prototypes, Queue
     from supancl.core.specs import MLP, ema_momentum, learning_rate
     from supancl.data import Crops, Data, DataSpec, Masks, from_arrays, open_data
-    from supancl.data.sources.benchmarks import Benchmark
+    from supancl.data.sources.benchmark_rows import Benchmark
     from supancl.probes import (
         Features,
         collapse,

@@ -20,7 +20,6 @@ from supancl.data.sources.benchmarks import (
     BENCHMARKS,
     check_benchmark,
     draw_exactly,
-    find_benchmarks,
 )
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
@@ -112,14 +111,6 @@ def test_a_miniature_in_the_official_layout_has_its_files_classes_and_splits(tre
         assert any("incomplete" in remark for remark in source.remarks)
 
 
-def test_what_is_present_below_a_root(tmp_path):
-    for name in ("pets", "dtd", "omniglot"):
-        BUILDERS[name](tmp_path)
-    assert find_benchmarks(tmp_path, "transfer") == ("dtd", "pets")
-    assert find_benchmarks(tmp_path, "few-shot") == ("dtd", "omniglot")
-    assert find_benchmarks(tmp_path / "dtd", "few-shot") == ("dtd",)
-
-
 # how torchvision's class for the same layout is made
 TORCHVISION = {
     "dtd": ("DTD", [{"split": split} for split in ("train", "val", "test")]),
@@ -158,21 +149,6 @@ def test_images_and_classes_are_torchvisions(name, tmp_path, monkeypatch):
     assert set(ours) == set(theirs)
     pairs = {(ours[key], theirs[key]) for key in ours}
     assert len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}) == len(source.classes)
-
-
-def test_caltech_takes_25_and_5_of_each_class(tmp_path, monkeypatch):
-    BUILDERS["caltech101"](tmp_path)
-    shrunk(monkeypatch, "caltech101", classes=2, split=(50, 10, 6))
-    source = open_benchmark("caltech101", tmp_path)
-    counts = {split: Counter(source.classes[i] for i in part.labels.tolist()) for split, part in source.splits.items()}
-    assert counts == {
-        "train": {"Faces": 25, "yin_yang": 25},
-        "val": {"Faces": 5, "yin_yang": 5},
-        "test": {"Faces": 1, "yin_yang": 5},
-    }
-    assert filed(source) == filed(open_benchmark("caltech101", tmp_path))
-    (tmp_path / "caltech101/101_ObjectCategories/Faces/image_0001.jpg").unlink()
-    assert_refused(message(open_benchmark, "caltech101", tmp_path), "caltech101", "too few")
 
 
 def test_imagenet100_labels_follow_the_list_and_other_classes_are_passed_over(tmp_path, monkeypatch):

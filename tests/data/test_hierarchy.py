@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ from supancl.data.labels import (
 )
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
-from tests.files import archive, class_folders, noise, picture, table
+from tests.files import class_folders, noise, picture
 
 PATHS = ("animal/cat", "animal/dog", "animal", "plant/rose", "")
 CLASSES_OF_PATHS = ("animal", "animal/cat", "animal/dog", "plant", "plant/rose")
@@ -89,39 +87,6 @@ def test_leaves_are_the_classes_without_another_below_them(seed):
             assert texts_of(split, changed.classes) == expected
 
 
-def label_table(folder: Path, labels: tuple[str, ...]) -> Path:
-    for i, _ in enumerate(labels):
-        picture(folder / f"{i}.png", seed=i)
-    return table(folder / "list.csv", "path,label", *(f"{i}.png,{label}" for i, label in enumerate(labels)))
-
-
-def shard(path: Path, labels: tuple[str, ...]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for i, label in enumerate(labels):
-            image = picture(path.parent / "pictures" / f"{i}.png", seed=i).read_bytes()
-            for name, content in ((f"{i}.png", image), (f"{i}.cls", label.encode())):
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return path
-
-
-def test_names_with_a_slash_are_paths_in_tables_archives_shards_and_arrays(tmp_path):
-    wanted = [";".join(naive_labels(path, (1.0, 1.0))) for path in PATHS]
-    names, numbers = sorted(set(PATHS) - {""}), np.array([0, 1, 2, 3, -1])
-    numbers[:4] = [names.index(path) for path in PATHS[:4]]
-    images = noise(5, 8, 8)
-    for data in (
-        opened(label_table(tmp_path / "table", PATHS)),
-        opened(shard(tmp_path / "shard.tar", PATHS)),
-        opened(archive(tmp_path / "a.npz", train_images=images, train_labels=numbers, class_names=names)),
-        opened(archive(tmp_path / "b.npz", train_images=images, train_labels=np.array(PATHS))),
-        from_arrays(images, numbers, classes=names, spec=DataSpec("arrays", holdout=0, hierarchy="paths")),
-    ):
-        assert (data.classes, data.levels) == (CLASSES_OF_PATHS, (0, 1, 1, 0, 1))
-        assert texts_of(data.train, data.classes) == wanted
-
-
 def test_images_are_held_out_by_their_finest_class(tmp_path):
     labels = np.repeat([0, 1, 2], [40, 10, 10])
     names = ("animal/cat", "animal/dog", "plant/rose")
@@ -139,16 +104,3 @@ def test_the_superclasses_are_those_of_cifar100():
     assert all(len(names) == 5 and list(names) == sorted(names) for names in SUPERCLASSES.values())
     assert len(CLASSES) == 100
     assert (CLASSES[0], CLASSES[23], CLASSES[57], CLASSES[99]) == ("apple", "cloud", "pear", "worm")
-
-
-def test_names_and_numbers_give_the_same_levels(tmp_path):
-    images, labels = noise(200, 4, 4), np.arange(200) % 100
-    spec = DataSpec("arrays", holdout=0, hierarchy="cifar100", level_weights=(0.5, 1.0))
-    numbered, named = (from_arrays(images, labels, classes=names, spec=spec) for names in (None, CLASSES))
-    assert numbered.classes == named.classes
-    assert len(named.classes) == 120
-    assert torch.equal(numbered.train.all_labels.pairs, named.train.all_labels.pairs)
-    assert texts_of(named.train, named.classes)[:2] == [
-        "fruit_and_vegetables:0.5;fruit_and_vegetables/apple", "fish:0.5;fish/aquarium_fish",
-    ]  # fmt: skip
-    assert named.levels.count(0) == 20

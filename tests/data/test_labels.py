@@ -9,13 +9,10 @@ import pytest
 import torch
 
 from supancl import from_arrays
-from supancl.data.from_python import list_images
-from supancl.data.labels import label_cell, label_texts, parse_label_set, weight_matrix
+from supancl.data.labels import label_cell, label_texts, parse_label_set
 from supancl.data.opening import open_data
-from supancl.data.preparing import prepare_data
 from supancl.data.splits import DataSpec
-from supancl.errors import BadInput
-from tests.files import archive, mentions, noise, picture, table
+from tests.files import archive, noise, picture, table
 
 WEIGHTS = np.eye(4)[np.arange(20) % 4] + 0.5 * np.eye(4)[np.arange(20) % 3]  # two classes, or one of weight 1.5
 
@@ -31,7 +28,8 @@ def label_table(folder: Path, *labels: str) -> Path:
 
 
 def texts_of(split, classes) -> list[str]:
-    return label_texts(split.all_labels, torch.arange(len(split)), classes, "")
+    texts = label_texts(split.all_labels, torch.arange(len(split)), classes)
+    return [text.removesuffix(";") for text in texts]  # a single weighted one
 
 
 def test_a_table_names_several_classes_with_weights(tmp_path):
@@ -63,26 +61,6 @@ def test_one_label_at_most_takes_the_separator_as_part_of_the_name(tmp_path):
     assert (data.train.all_labels.pairs, data.classes) == (None, ("a;b", "c"))
 
 
-@pytest.mark.parametrize("dtype", [bool, np.int64, np.float32])
-def test_one_column_per_class_is_read_as_weights(tmp_path, dtype):
-    weights = (WEIGHTS > 0).astype(dtype)
-    data = opened(archive(tmp_path / "some.npz", train_labels=weights, class_names=list("abcd")), holdout=0)
-    assert data.classes == tuple("abcd")
-    assert np.array_equal(weight_matrix(data.train.all_labels, 4), weights.astype(np.float32))
-    assert data.train.class_ids() == [0, 1, 2, 3]
-
-
-def test_lists_of_images_take_several_labels_too():
-    images = list(noise(20, 8, 8))
-    data = prepare_data(list_images(images, WEIGHTS, DataSpec("arrays"), 1).open(), DataSpec("arrays", holdout=0))
-    assert torch.equal(
-        data.train.all_labels.pairs,
-        from_arrays(noise(20, 8, 8), WEIGHTS, spec=DataSpec(holdout=0)).train.all_labels.pairs,
-    )
-    with pytest.raises(BadInput, match=mentions("labels", "(20, 1)", "(20,)")):
-        list_images(images, np.ones((20, 1), int), DataSpec("arrays"), 1)
-
-
 def test_images_are_held_out_by_their_rarest_class(tmp_path):
     weights = np.zeros((60, 3))
     weights[:, 0] = 1  # every image
@@ -109,7 +87,7 @@ def test_several_labels_are_joined_by_the_names_of_their_classes(tmp_path):
     expected = {
         several: ["cat;dog:0.7", "dog", ""],
         weights: ["dog;fox:0.5", "dog:0.7"],
-        one: ["cat", "bird:1.0", ""],
+        one: ["cat", "bird:1.0:1", ""],
         packed: ["dog;eel", "eel:0.5"],
         numbers: ["dog", "eel"] * 10,
     }

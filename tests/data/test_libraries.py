@@ -158,22 +158,6 @@ def test_a_saved_data_set_gives_splits_classes_and_pixels(tmp_path, cache):
             assert np.array_equal(pixels(found.splits[name], i), noise(6 + i % 2, 5, 3, seed=first + i))
 
 
-@pytest.mark.parametrize(
-    ("labels", "kind", "classes", "wanted"),
-    [
-        ([0, 1, 2, -1, None, 2], NAMES, ("owl", "cat", "dog"), ["owl", "cat", "dog", "", "", "dog"]),
-        ([10, 2, 10, 9, -1, None], datasets.Value("int64"), ("2", "9", "10"), ["10", "2", "10", "9", "", ""]),
-        (["b", "a", "c", None, "", "a"], datasets.Value("string"), ("a", "b", "c"), ["b", "a", "c", "", "", "a"]),
-        (None, None, (), [""] * 6),
-    ],
-)
-def test_labels_of_every_kind(tmp_path, labels, kind, classes, wanted):
-    rows(6, 0, labels, kind).save_to_disk(tmp_path / "single")
-    found = opened(f"hf:{tmp_path / 'single'}")
-    assert found.classes == classes
-    assert named(found, "train") == wanted
-
-
 def several(split, classes) -> list[str]:
     return label_texts(split.all_labels, torch.arange(len(split)), classes, "")
 

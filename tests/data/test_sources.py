@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supancl.data.decode import decode
-from supancl.data.opening import from_arrays, open_data, open_source
+from supancl.data.opening import open_data, open_source
 from supancl.data.preparing import draw_stratified
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
@@ -79,16 +79,6 @@ def test_folders_named_after_splits_are_splits(tmp_path, folders, splits):
         assert sum(f"/{folder}/" in name for split in found.splits.values() for name in names(split)) == 4
 
 
-def test_files_that_are_no_images_are_left_out_and_hidden_ones_are_not_looked_at(tmp_path):
-    class_folders(tmp_path, each=2)
-    (tmp_path / "cat" / "notes.txt").write_text("notes")
-    (tmp_path / "cat" / ".DS_Store").write_bytes(b"x")
-    (tmp_path / ".cache").mkdir()
-    picture(tmp_path / "cat" / ".hidden.png")
-    found = source(tmp_path)
-    assert len(found.splits["train"]) == 4
-
-
 # --- images in memory and on disk -------------------------------------------------------------------------------------
 
 
@@ -110,26 +100,6 @@ def test_unreadable_images_are_skipped_when_asked_for_and_listed_and_counted(tmp
 
 
 # --- archives and arrays ----------------------------------------------------------------------------------------------
-
-
-def test_arrays_from_python_need_no_file():
-    images, labels = noise(40, 8, 8, 3), np.arange(40) % 2
-    data = from_arrays(images, labels, images[:5], labels[:5], ["cat", "dog"])
-    assert (len(data.train), len(data.held_out), data.classes) == (40, 5, ("cat", "dog"))
-    assert np.array_equal(pixels(data.train).permute(0, 2, 3, 1).numpy(), images)
-    assert from_arrays(noise(40, 8, 8)).train.labels.tolist() == [-1] * 36
-    assert from_arrays(noise(40, 8, 8), labels, spec=DataSpec(holdout=0.5)).held_out.labels.tolist().count(1) == 10
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.uint64])
-def test_integers_with_gaps_are_class_names_in_numeric_order(kind):
-    given, tested = np.array([20, 3, 100, 20] * 10, kind), np.array([3, 7], kind)
-    data = from_arrays(noise(40, 8, 8), given, noise(2, 8, 8), tested)
-    assert data.classes == ("3", "7", "20", "100")
-    assert [data.classes[label] for label in data.train.labels[:4]] == ["20", "3", "100", "20"]
-    assert [data.classes[label] for label in data.held_out.labels] == ["3", "7"]
-    large = np.array([5, 10**12] * 20 if kind == np.int64 else [5, 200] * 20, kind)
-    assert len(from_arrays(noise(40, 8, 8), large).classes) == 2
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

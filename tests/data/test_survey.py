@@ -6,7 +6,7 @@ import pytest
 
 from supancl.data.opening import Survey, open_data, survey_data, survey_source
 from supancl.data.splits import DataSpec
-from tests.files import archive, class_folders, noise, picture, table
+from tests.files import class_folders, picture
 
 
 def survey(source, **settings) -> Survey:
@@ -23,14 +23,3 @@ def test_the_numbers_are_those_of_the_opened_data(each, settings, tmp_path):
         picture(tmp_path / "photos" / "unlabelled" / f"{i}.png", size=(8, 8))
     spec = DataSpec(source=str(tmp_path / "photos"), **settings)
     assert survey_source(spec) == survey_data(open_data(spec, 1))
-
-
-def test_sources_of_every_kind(tmp_path):
-    archive(tmp_path / "x.npz", train_images=noise(20, 9, 12, 3), test_images=noise(4, 9, 12, 3), test_labels=[0] * 4)
-    assert survey(tmp_path / "x.npz") == Survey(images=20, labelled=20, classes=2, side=9)
-    for i in range(4):
-        picture(tmp_path / f"{i}.png", size=(20, 30))
-    table(tmp_path / "x.csv", "path,label,split", "0.png,a,train", "1.png,b,train", "2.png,,train", "3.png,a,val")
-    assert survey(tmp_path / "x.csv") == Survey(images=3, labelled=2, classes=2, side=20)
-    assert survey("toy").side == 0  # vectors
-    assert survey("digits") == Survey(images=1618, labelled=1618, classes=10, side=8)

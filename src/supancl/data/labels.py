@@ -119,12 +119,12 @@ def weight_matrix(labels: Labels, classes: int) -> np.ndarray:
     return matrix
 
 
-def label_texts(labels: Labels, positions: Tensor, classes: Sequence[str], unlabelled: str) -> list[str]:
-    """The label of each image, to be read by people: 'cat', or 'cat;dog:0.7'."""
-    return [
-        SEPARATOR.join(f"{classes[number]}{_weight_suffix(weight)}" for number, weight in entries) or unlabelled
-        for entries in labels[positions].entries()
-    ]
+def label_texts(labels: Labels, positions: Tensor, classes: Sequence[str], unlabelled: str = "") -> list[str]:
+    """The label of each image as a .csv has it: 'cat', or 'cat;dog:0.7'."""
+    rows = [[(classes[number], weight) for number, weight in row] for row in labels[positions].entries()]
+    if labels.has_one_each:
+        return [row[0][0] if row else unlabelled for row in rows]
+    return [label_cell(row) or unlabelled for row in rows]
 
 
 def _weight_suffix(weight: float) -> str:
@@ -144,14 +144,6 @@ def label_cell(labels: Sequence[tuple[str, float]]) -> str:
     suffixes = [_weight_suffix(weight) or ":1" * bool(WITH_WEIGHT.fullmatch(name)) for name, weight in labels]
     text = SEPARATOR.join(f"{name}{suffix}" for (name, _), suffix in zip(labels, suffixes, strict=True))
     return f"{text}{SEPARATOR}" if len(labels) == 1 and suffixes[0] else text
-
-
-def label_cells(labels: Labels, positions: Tensor, classes: Sequence[str]) -> list[str]:
-    """The label of each image as a .csv has it; '' for none."""
-    if labels.has_one_each:
-        return label_texts(labels, positions, classes, "")
-    entries = labels[positions].entries()
-    return [label_cell([(classes[number], weight) for number, weight in row]) for row in entries]
 
 
 def describe_labels(labels: Labels) -> dict[str, float]:

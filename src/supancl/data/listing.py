@@ -174,18 +174,15 @@ def join_listings(listings: Mapping[str, Listing], cache_name: str) -> Listing:
 
 
 class TablePaths(LazyItems):
-    """Paths in a folder, as a column of a table has them: `values`, or those of these `rows`."""
+    """Paths in a folder, as a column of a table has them."""
 
-    def __init__(self, folder: Path, values: pa.Array, rows: np.ndarray | None = None) -> None:
-        super().__init__(len(values) if rows is None else len(rows), lambda index: folder / self.text(index))
-        self.values, self.rows, self.prefix = values, rows, str(folder / "_")[:-1]
-
-    def text(self, index: int) -> str:
-        return str(self.values[int(index if self.rows is None else self.rows[index])])
+    def __init__(self, folder: Path, values: pa.Array) -> None:
+        super().__init__(len(values), lambda index: folder / str(values[int(index)]))
+        self.values, self.prefix = values, str(folder / "_")[:-1]
 
     def name(self, index: int) -> str:
         """str() of the path, without making the path where its text needs no normalizing."""
-        text = self.text(index)
+        text = str(self.values[int(index)])
         is_plain = "/." not in text and "//" not in text and text[0] not in "./" and text[-1] != "/"
         return self.prefix + text if is_plain and os.sep == "/" else str(self[index])
 

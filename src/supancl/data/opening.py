@@ -108,8 +108,8 @@ def list_source(spec: DataSpec, channels: int) -> Listing:
         elif kind in libraries.READERS:
             listing = libraries.READERS[kind](library_name, channels)
         elif (path := _existing_path(name)).is_dir():
-            voc = folder.find_voc(path)
-            listing = folder.list_voc(voc) if voc else folder.list_folder(path, spec.hierarchy == "paths")
+            is_voc = (path / "ImageSets/Main").is_dir() and (path / "JPEGImages").is_dir()
+            listing = folder.list_voc(path) if is_voc else folder.list_folder(path, spec.hierarchy == "paths")
         elif path.suffix.lower() == ".npz":
             listing = arrays.read_npz(path, channels, spec.max_labels)
         elif name.lower().endswith(table.SUFFIXES):

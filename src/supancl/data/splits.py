@@ -124,14 +124,11 @@ class Split:
         """Whether the images are read from shards while training."""
         return len(self.store.shards) > 0
 
-    def _ends_of_shards(self) -> Tensor:
-        """The position after the last image of each shard of a stream."""
-        return torch.searchsorted(self.index, self.store.shard_ends)
-
     def _shards(self) -> tuple[Tensor, slice]:
         """How many images of each shard of a stream are in the split; and which shards it is, if it is whole shards."""
         none = torch.zeros(1, dtype=torch.long)
-        counts, totals = (torch.diff(ends, prepend=none) for ends in (self._ends_of_shards(), self.store.shard_ends))
+        ends = self.store.shard_ends
+        counts, totals = (torch.diff(each, prepend=none) for each in (torch.searchsorted(self.index, ends), ends))
         first, last = counts.nonzero()[[0, -1], 0].tolist() if len(self) else (0, -1)
         used = slice(first, last + 1)
         return counts, used if torch.equal(counts[used], totals[used]) else slice(None)

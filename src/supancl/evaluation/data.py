@@ -13,8 +13,7 @@ from supancl.data.labels import find_leaves, keep_classes, list_levels, with_lea
 from supancl.data.opening import open_benchmark, open_source
 from supancl.data.order import derive_seed
 from supancl.data.preparing import SPLIT_SEED, draw_stratified, prepare_data
-from supancl.data.sources.benchmark_rows import Use
-from supancl.data.sources.benchmarks import BENCHMARKS
+from supancl.data.sources.benchmark_rows import BENCHMARKS, Use
 from supancl.data.sources.libraries import local_caches
 from supancl.data.splits import Data, DataSpec, Source, Split
 from supancl.data.views.render import View, evaluation_short_side

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.data.opening import absolute_source
-from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS
+from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS
 from supancl.evaluation import PROTOCOLS
 from supancl.recipes import Recipe
 from supancl.runs.folder import RunFolder

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from supancl.config import to_json
 from supancl.data.opening import is_same_source
-from supancl.data.sources.benchmarks import BENCHMARKS
+from supancl.data.sources.benchmark_rows import BENCHMARKS
 from supancl.errors import BadInput
 from supancl.evaluation import TRAINED_IMAGES
 from supancl.evaluation.encoder import encoder_key

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from supancl.core.labels import Labels
-from supancl.data.labels import label_cells, with_leaf_labels
+from supancl.data.labels import label_texts, with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.data import held_out_mask, read_source, spec_for
@@ -175,7 +175,7 @@ def choose_images(
         split_names += [name] * len(positions)
         start += len(split)
     shown_splits = take_rows(splits.values(), rows)
-    cells = None if all_labels.has_one_each else label_cells(all_labels, rows, by_leaf.classes)
+    cells = None if all_labels.has_one_each else label_texts(all_labels, rows, by_leaf.classes)
     images = MappedImages(shown_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, cells)
     return images, None if in_train is None else held_out[rows]
 

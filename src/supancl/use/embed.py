@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from supancl.config import FLAG, checked
 from supancl.core.labels import Labels
 from supancl.data.from_python import Images, is_image_file, label_numbers, list_images, split_labels
-from supancl.data.labels import label_cells, weight_matrix, with_given_labels
+from supancl.data.labels import label_texts, weight_matrix, with_given_labels
 from supancl.data.opening import check_source, load, open_source
 from supancl.data.splits import Data, DataSpec, Source, Split, full_split
 from supancl.data.store.memory import ArrayImages
@@ -188,7 +188,7 @@ def write_table(path: Path, images: Source, features: Tensors, held_out: np.ndar
         paths = [path_in_table(image, folder) if images.has_files else image for image in names_of(split)]
         for start in range(0, len(paths), ROWS_AT_A_TIME):
             rows = slice(start, start + ROWS_AT_A_TIME)
-            labels = label_cells(split.all_labels, torch.arange(len(paths))[rows], images.classes)
+            labels = label_texts(split.all_labels, torch.arange(len(paths))[rows], images.classes)
             columns: dict[str, Any] = {"path": paths[rows], "label": labels}
             for key, texts in columns.items():  # in a file of text a spreadsheet must not take a cell for a formula
                 cells = map(make_writable, texts)

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
-__all__ = [
-    "ALIASES", "BENCHMARKS", "Benchmark", "Check", "CheckRow", "benchmark", "check_benchmark", "download_instructions",
-    "find_benchmark", "find_benchmarks", "is_benchmark", "list_benchmark", "official_name",
-]  # fmt: skip
-
 
 def benchmark(name: str) -> Benchmark:
     """The benchmark with this name or alias."""
@@ -102,11 +97,9 @@ def list_benchmark(
     """List a benchmark's images with the splits of the paper; see `supancl.data.opening.open_benchmark`."""
     name = official_name(name)
     row, (folder, listing, labels, missing) = BENCHMARKS[name], _read(name, root, channels)
-    use = row.uses[0] if use is None else use
-    if use not in row.uses:
-        raise BadInput(f"{name} is for {' and '.join(row.uses)}, not for {use}; give its folder instead of its name")
-    if not len(labels):
-        raise BadInput(f"{name}: no images in {folder}; see: supancl data check {name}")
+    use = use or row.uses[0]
+    if use not in row.uses or not len(labels):
+        raise BadInput(f"{name}: images for {use} in {folder}: none; it is for {' and '.join(row.uses)}")
     splits = assign_splits(name, row, np.array(OFFICIAL_SPLITS)[listing.splits], labels, use)
     is_complete = not missing and all(check.ok for check in _count(row, use, splits, labels))
     if not is_complete and not partial:
@@ -201,11 +194,12 @@ class Check:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        marks = {True: "", False: "  <- differs"}
-        counts = [f"  {row.what:<15} {row.found:>8,} of {row.wanted}{marks[row.ok]}" for row in self.rows]
-        missing = [f"  missing: {len(self.missing):,}, such as {self.missing[0]}"] if self.missing else []
+        counts = [
+            f"  {row.what:<15} {row.found:>8,} of {row.wanted}{'' if row.ok else '  <- differs'}" for row in self.rows
+        ]
+        missing = f"  missing: {len(self.missing)} {', '.join(self.missing[:10])}"
         end = "complete" if self.ok else f"incomplete; see: supancl data check {self.name}"
-        return (f"{self.name} in {self.folder}", *counts, *missing, *(f"  note: {x}" for x in self.remarks), end)
+        return (f"{self.name} in {self.folder}", *counts, missing, *(f"  note: {x}" for x in self.remarks), end)
 
 
 def check_benchmark(name: str, root: Path | str) -> Check:
@@ -241,10 +235,6 @@ def download_instructions(name: str) -> str:
     """What to download, and how to lay it out below ROOT."""
     name = official_name(name)
     row = BENCHMARKS[name]
-    metric = "top-1 accuracy" if row.metric == "top1" else "mean per-class accuracy"
-    lines = [f"{name}: {row.title}, {row.classes:,} classes"]
-    if row.split:
-        lines.append("for {}: {:,} train, {:,} val, {:,} test images; {}".format(row.uses[0], *row.split, metric))
-    lines += [f"for few-shot: {row.images:,} images"] if row.images else []
-    lines += [*row.where.split("; "), *(f"note: {remark}" for remark in row.remarks)]
+    lines = [f"{name}: {row.title}, {row.classes:,} classes, for {' and '.join(row.uses)}", *row.where.split("; ")]
+    lines += [f"note: {remark}" for remark in row.remarks]
     return "\n".join([*lines, f"cite: {row.cite}", f"then: supancl data check {name} --root ROOT"])

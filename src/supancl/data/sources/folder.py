@@ -128,15 +128,6 @@ class Annotation(NamedTuple):
     difficult: list[bool]
 
 
-def find_voc(root: Path) -> Path | None:
-    """The folder of a year: this one, or the one below it (VOC2012/, VOCdevkit/VOC2012/); None if there is none."""
-    folders = (root, *sorted(root.glob("VOC*")), *sorted(root.glob("VOCdevkit/VOC*")))
-    years = [each for each in folders if (each / "ImageSets/Main").is_dir() and (each / "JPEGImages").is_dir()]
-    if len(years) > 1:
-        raise BadInput(f"{root} holds {years[0].name} and {years[1].name}; name one of them")
-    return years[0] if years else None
-
-
 def list_voc(folder: Path) -> Listing:
     """List the images of train.txt, val.txt and test.txt; without train.txt, those of trainval.txt are trained on.
 
@@ -144,20 +135,17 @@ def list_voc(folder: Path) -> Listing:
     the class nor as none; labels here have no third value.)
     """
     has_train = (folder / "ImageSets/Main/train.txt").is_file()
-    files = {"train": "train", "val": "val", "test": "test"} if has_train else {"train": "trainval", "test": "test"}
     entries: list[Entry] = []
-    for split, file in files.items():
-        if split != "train" and not (folder / f"ImageSets/Main/{file}.txt").is_file():
-            continue
-        names = read_list(folder, file)
+    for split in ("train", "val", "test") if has_train else ("trainval", "test"):
+        names = read_list(folder, split) if (folder / f"ImageSets/Main/{split}.txt").is_file() else []
         if split == "test" and not all((folder / f"Annotations/{name}.xml").exists() for name in names):
             continue  # those of VOC2012 were never published
         for name in names:
             found = read_annotation(folder, name, with_boxes=False)
             clear = {kind for kind, hard in zip(found.names, found.difficult, strict=True) if not hard}
-            entries.append((split, folder / f"JPEGImages/{name}.jpg", tuple(sorted(clear))))
-    if not any(split == "train" for split, _, _ in entries):
-        raise BadInput(f"{folder}/ImageSets/Main/{files['train']}.txt lists no image; unpack it again")
+            entries.append((SPLIT_NAMES[split], folder / f"JPEGImages/{name}.jpg", tuple(sorted(clear))))
+    if "train" not in [split for split, _, _ in entries]:
+        raise BadInput(f"{folder}/ImageSets/Main lists no image to train on; unpack it again")
     return list_entries(entries, folder)
 
 
@@ -235,12 +223,10 @@ sun397 = lists(  # /a/abbey/sun_....jpg; a class may be two folders deep
 )
 
 
-def pets(folder: Path) -> Iterable[tuple[str, Path, str]]:
-    """annotations/{trainval,test}.txt hold 'Abyssinian_100 1 1 1'; the class is the name without its number."""
-    for split in ("trainval", "test"):
-        for image, *_ in map(str.split, _read_lines(folder / f"annotations/{split}.txt")):
-            if not image.startswith("#"):
-                yield split, folder / f"images/{image}.jpg", image[: image.rindex("_")]
+pets = lists(  # Abyssinian_100 1 1 1
+    {split: f"annotations/{split}.txt" for split in ("trainval", "test")},
+    lambda line: (f"images/{line.split()[0]}.jpg", line.split()[0].rpartition("_")[0]),
+)
 
 
 def food101(folder: Path) -> Iterable[tuple[str, Path, str]]:
@@ -311,9 +297,7 @@ def imagenet100(folder: Path) -> Iterable[tuple[str, Path, str]]:
 @cache
 def imagenet100_classes() -> tuple[str, ...]:
     """The class list of "Contrastive multiview coding", in label order."""
-    return tuple(
-        resources.files("supancl.data.sources").joinpath("imagenet100.txt").read_text(encoding="utf-8").split()
-    )
+    return tuple(resources.files("supancl.data.sources").joinpath("imagenet100.txt").read_text("utf-8").split())
 
 
 def _read_json(path: Path) -> Any:

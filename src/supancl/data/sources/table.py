@@ -54,13 +54,12 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
         kind, why = "csv file in UTF-8" if is_csv else "parquet file", str(error).partition("\n")[0][:300]
         raise BadInput(f"{path}: not a {kind} ({why}); put values with a comma in double quotes") from None
     for name in (layout.path, *layout.labels):
-        if compute.any(compute.match_substring(_values(table[name])[0], "\n")).as_py():
+        if compute.any(compute.match_substring(table[name], "\n")).as_py():
             raise BadInput(f"{path}: a value spans several lines; close its double quote, and double those inside it")
-    paths, rows = _values(table[layout.path])
-    is_empty = compute.equal(paths, "").to_numpy(zero_copy_only=False)
-    if not table.num_rows or (is_empty if rows is None else is_empty[rows]).any():
+    paths = table[layout.path].combine_chunks()
+    if not table.num_rows or compute.any(compute.equal(paths, "")).as_py():
         raise BadInput(f"{path}: no image, or a line without a path; write a line path,label[,split] for each")
-    items, remarks = TablePaths(path.parent, paths, rows), list[str]()
+    items, remarks = TablePaths(path.parent, paths), list[str]()
     splits = np.zeros(table.num_rows, np.uint8)
     if layout.split is not None:
         texts, codes = _different(table[layout.split])
@@ -69,7 +68,7 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
             raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
         chunks = (paths.slice(start, AT_A_TIME).to_pylist() for start in range(0, len(paths), AT_A_TIME))
         hashes = np.fromiter(map(hash, chain.from_iterable(chunks)), np.int64, len(paths))
-        hashes, is_train = hashes if rows is None else hashes[rows], splits == SPLITS.index("train")
+        is_train = splits == SPLITS.index("train")
         if divided := len(np.intersect1d(hashes[is_train], hashes[~is_train])):
             remarks.append(f"{path}: files to train on that are held out too: {divided}")
     if layout.classes:
@@ -120,7 +119,7 @@ def _read_csv(file: io.BufferedReader, path: Path, names: Mapping[str, str]) -> 
 
 
 def _read_parquet(file: io.BufferedReader, path: Path, names: Mapping[str, str]) -> tuple[pa.Table, TableLayout]:
-    """The same of a parquet file. Repeated values are not written out: a small file could fill the memory."""
+    """The same of a parquet file. Few bytes may be many repeated values."""
     import pyarrow as pa
     from pyarrow import compute, parquet
 
@@ -133,31 +132,19 @@ def _read_parquet(file: io.BufferedReader, path: Path, names: Mapping[str, str])
     table = parquet.read_table(file, columns=wanted, read_dictionary=wanted, use_threads=False)
     columns = {}
     for name in wanted:
-        encoded = table[name].combine_chunks()
-        if not pa.types.is_dictionary(encoded.type):
-            encoded = compute.dictionary_encode(encoded)
-        texts = compute.fill_null(compute.cast(encoded.dictionary, pa.large_string()), "")
-        indices = compute.fill_null(encoded.indices, len(texts))  # no value is an empty one
-        columns[name] = pa.DictionaryArray.from_arrays(indices, pa.concat_arrays([texts, pa.array([""], texts.type)]))
+        column = table[name].combine_chunks()
+        if pa.types.is_dictionary(column.type):
+            lengths = compute.binary_length(column.dictionary).take(column.indices)
+            check_fits_memory(compute.sum(lengths).as_py() or 0, str(path), "divide it")
+            column = compute.cast(column.dictionary, pa.large_string()).take(column.indices)
+        columns[name] = compute.fill_null(compute.cast(column, pa.large_string()), "")
     return pa.table(columns), layout
-
-
-def _values(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray | None]:
-    """The values of a column; those of parquet are kept once each, with their number in every row."""
-    import pyarrow as pa
-
-    values = column.combine_chunks()
-    if not pa.types.is_dictionary(values.type):
-        return values, None
-    return values.dictionary, values.indices.to_numpy(zero_copy_only=False)
 
 
 def _different(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray]:
     """The different values of a column, and which of them is in each row."""
-    values, rows = _values(column)
-    if rows is None:
-        return _different(column.dictionary_encode())
-    return values, rows.astype(np.int32)  # a copy, which torch may write to
+    encoded = column.combine_chunks().dictionary_encode()
+    return encoded.dictionary, np.array(encoded.indices)
 
 
 def _weights(table: pa.Table, layout: TableLayout, path: Path, names: Mapping[str, str]) -> np.ndarray:
@@ -167,14 +154,12 @@ def _weights(table: pa.Table, layout: TableLayout, path: Path, names: Mapping[st
 
     columns = []
     for name in layout.labels:
-        values, rows = _values(table[name])
-        texts = compute.utf8_trim_whitespace(values)
+        texts = compute.utf8_trim_whitespace(table[name])
         try:
             weights = compute.cast(compute.if_else(compute.equal(texts, ""), None, texts), pa.float64())
         except pa.ArrowInvalid as error:
             raise BadInput(f"{path}: column {name!r} holds no weight of a class ({error}); name the columns") from None
-        found = weights.to_numpy(zero_copy_only=False)
-        columns.append(found if rows is None else found[rows])
+        columns.append(weights.to_numpy())
     matrix = np.stack(columns, axis=1)
     if "label" not in names and (matrix > 1).any():  # a width of 640 is no weight
         raise BadInput(

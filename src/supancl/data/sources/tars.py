@@ -12,7 +12,6 @@ import io
 import itertools
 import json
 import os
-import random
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -158,13 +157,10 @@ def split_from_name(path: Path) -> str:
 
 def index_tars(files: Sequence[Path]) -> list[TarIndex]:
     """The index of each shard; missing or outdated ones are built."""
-    tars = [path.resolve() for path in files]
-    indexes = {tar: _read_index(tar) for tar in tars}  # one after the other: np.load is not safe in threads (3.11)
-    missing = [tar for tar in tars if indexes[tar] is None]
-    shuffled = random.Random().sample(missing, len(missing))  # other processes may build the same ones
-    built = map_in_order(lambda tar: None if index_path(tar).exists() else _build_index(tar), shuffled)
-    for done, (tar, index) in enumerate(zip(shuffled, built, strict=True), start=1):
-        indexes[tar] = index or _read_index(tar) or _build_index(tar)
+    indexes = {path.resolve(): _read_index(path.resolve()) for path in files}  # np.load is not safe in threads (3.11)
+    missing = [tar for tar, index in indexes.items() if index is None]
+    for done, index in enumerate(map_in_order(_build_index, missing), start=1):
+        indexes[index.tar] = index
         report_progress("indexing tar shards", done, len(missing))
     return [index for index in indexes.values() if index is not None]
 
