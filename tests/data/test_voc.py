@@ -91,8 +91,8 @@ def test_from_the_layout_to_an_encoder(tmp_path, capsys, monkeypatch):
     }  # fmt: skip
     assert facts["histogram"]["cat"] == {"train": 8, "val": 2}
     trained = supancl(
-        capsys, "pretrain", "digits.supsiam", "--data", "VOCdevkit/VOC2012", "--epochs", "1", "--batch-size", "8", "--device",
-        "cpu", "--set", "encoder.width=8", "--set", "pool.size=16", "--out", "run", "--quiet",
+        capsys, "pretrain", "digits.supsiam", "--data", "VOCdevkit/VOC2012", "--epochs", "1", "--batch-size", "8",
+        "--device", "cpu", "--set", "encoder.width=8", "--set", "pool.size=16", "--out", "run", "--quiet",
     )  # fmt: skip
     assert trained.code == 0, trained.err
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["data"]["labels_per_image"]["most"] == 2
