@@ -102,10 +102,7 @@ class Branches(nn.Module):
 
     @torch.no_grad()
     def update_target(self, momentum: float | Tensor) -> None:
-        """theta_target <- m * theta_target + (1 - m) * theta_online, for every parameter (Sec. 3.1).
-
-        `momentum` may be a tensor (), so that a momentum that changes with the step needs no copy to the host.
-        """
+        """theta_target <- m * theta_target + (1 - m) * theta_online, for every parameter (Sec. 3.1)."""
         targets = self.target_parameters()
         if not targets:
             return

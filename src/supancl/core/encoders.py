@@ -69,11 +69,8 @@ class Encoder(nn.Module):
             hint = did_you_mean(layer, ["pooled", *modules])
             raise BadInput(f"encoder {self.spec.name!r} has no layer {layer!r}{hint}")
         outputs: list[Any] = []
-        handle = modules[layer].register_forward_hook(lambda module, args, out: outputs.append(out))
-        try:
+        with modules[layer].register_forward_hook(lambda module, args, out: outputs.append(out)):
             self(images)
-        finally:
-            handle.remove()
         output = outputs[-1] if outputs else None
         if not isinstance(output, Tensor) or output.ndim not in (2, 3, 4):
             raise BadInput(f"layer {layer!r} of encoder {self.spec.name!r} gives no vectors, tokens or maps")
@@ -133,9 +130,8 @@ def _resnet(name: str, cifar_padding: int | None = None, relu: bool = True) -> A
 
 
 def _cnn(spec: EncoderSpec) -> tuple[nn.Module, int]:
-    width = spec.width or 128
+    width, channels = spec.width or 128, spec.channels
     layers: list[nn.Module] = []
-    channels = spec.channels
     for out, stride in ((max(1, width // 4), 1), (max(1, width // 2), 2), (width, 2)):
         layers += [nn.Conv2d(channels, out, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
         channels = out
@@ -158,19 +154,18 @@ def _vit_small(spec: EncoderSpec) -> tuple[nn.Module, int]:
     positions = sincos_positions(spec.size // patch, width)
     position = torch.cat([torch.zeros(1, width), positions])  # the class token has none
     body.pos_embed = nn.Parameter(position[None], requires_grad=False)
+
+    def xavier(layer: Any, fan_in: int, fan_out: int) -> None:
+        bound = math.sqrt(6.0 / (fan_in + fan_out))
+        nn.init.uniform_(layer.weight, -bound, bound)
+        nn.init.zeros_(layer.bias)
+
     for name, layer in body.named_modules():
-        if isinstance(layer, nn.Linear):
-            # q, k and v are three matrices stored as one: each gets the Xavier bound of its own shape
-            fan_out = layer.out_features // 3 if name.endswith("qkv") else layer.out_features
-            bound = math.sqrt(6.0 / (layer.in_features + fan_out))
-            nn.init.uniform_(layer.weight, -bound, bound)
-            nn.init.zeros_(layer.bias)
+        if isinstance(layer, nn.Linear):  # q, k and v are three matrices stored as one
+            xavier(layer, layer.in_features, layer.out_features // 3 if name.endswith("qkv") else layer.out_features)
     nn.init.normal_(body.cls_token, std=1e-6)
-    projection = body.patch_embed.proj
-    bound = math.sqrt(6.0 / (spec.channels * patch * patch + width))
-    nn.init.uniform_(projection.weight, -bound, bound)
-    nn.init.zeros_(projection.bias)
-    projection.requires_grad_(False)  # MoCo-v3, Sec. 4: a frozen patch projection trains more stably
+    xavier(body.patch_embed.proj, spec.channels * patch * patch, width)
+    body.patch_embed.proj.requires_grad_(False)  # MoCo-v3, Sec. 4: a frozen patch projection trains more stably
     return body, width
 
 

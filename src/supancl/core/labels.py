@@ -2,8 +2,7 @@
 
 A step carries labels as one tensor, which micro-batches, ranks and captured steps index along the samples: (N,) for one
 label each, -1 for none, or (N, L, 2) for pairs of class and weight in float32, padded with (-1, 0) at the end. float32
-holds class numbers up to 2**24 exactly. `Labels.of` reads both; no class comes twice in a sample. Which of the two it
-is, is known from the shape, so one label each keeps its own code where that is faster.
+holds class numbers up to 2**24 exactly. `Labels.of` reads both; no class comes twice in a sample.
 """
 
 from __future__ import annotations
@@ -24,15 +23,11 @@ UNITS = 2**36  # of the largest weight: ten million entries fit 63 bits, and a m
 
 @dataclass(frozen=True)
 class Labels:
-    """Classes (N, L), -1 for padding at the end; and weights (N, L), 0 for padding.
-
-    `own_weights` is None for one label of weight 1 each. `own_rarest` is the rarest class of each sample, by how many
-    samples of the whole source have it.
-    """
+    """Classes (N, L), -1 for padding at the end; and weights (N, L), 0 for padding."""
 
     classes: Tensor
-    own_weights: Tensor | None = None
-    own_rarest: Tensor | None = None
+    own_weights: Tensor | None = None  # None for one label of weight 1 each
+    own_rarest: Tensor | None = None  # the class of each sample that the fewest samples of the whole source have
 
     @classmethod
     def of(cls, labels: Tensor | Labels) -> Labels:
@@ -94,12 +89,8 @@ class Labels:
 
     def __getitem__(self, positions: Tensor | slice) -> Labels:
         """The labels of these samples."""
-        weights, rarest = self.own_weights, self.own_rarest
-        return Labels(
-            self.classes[positions],
-            None if weights is None else weights[positions],
-            None if rarest is None else rarest[positions],
-        )
+        weights, rarest = (None if part is None else part[positions] for part in (self.own_weights, self.own_rarest))
+        return Labels(self.classes[positions], weights, rarest)
 
     def hidden(self, rows: Tensor) -> Labels:
         """The same labels, without any for the rows (N,) that are True."""

@@ -52,10 +52,7 @@ class GlobalBatch(NamedTuple):
 
 
 class LossTraits:
-    """Properties of a loss that the rest of the package reads, next to `supervised` and `sees_batch(pool)`.
-
-    A plugin's loss has these values unless it sets others (docs/extending.md).
-    """
+    """What the package reads of a loss, next to `supervised` and `sees_batch(pool)`; a plugin may set others."""
 
     def __post_init__(self) -> None:
         check_fields(self)

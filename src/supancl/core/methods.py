@@ -60,10 +60,7 @@ def assemble(
     encoder: EncoderSpec, heads: HeadSpec, branches: BranchSpec, pool: PoolSpec, loss: Loss, classes: int,
     ranks: Ranks = SINGLE_PROCESS, pairs: int = 0,
 ) -> tuple[Branches, Pool | None]:  # fmt: skip
-    """Build the branches and the pool, the two parts of a run that hold tensors.
-
-    `pairs` is the number of labels per sample, 0 for one of weight 1.
-    """
+    """Build the branches and the pool, for `pairs` labels per sample (0: one of weight 1)."""
     from supancl.core.branches import Branches
 
     body = encoder.build()

@@ -192,10 +192,7 @@ class Rings(Pool):
         return pooled.to(fallback.dtype) + own[:, None].to(fallback.dtype) * fallback
 
     def _mean_of_samples(self, labels: Labels, samples: int, fallback: Tensor, row_range: RowRange | None) -> Tensor:
-        """The mean of `samples` draws with replacement, for each anchor.
-
-        With weights, a draw is a class by the sample's, then one of its entries by theirs.
-        """
+        """The mean of draws with replacement; with weights of a class by the sample's, then an entry by theirs."""
         row = self._row_of(labels.classes)
         row_range = row_range or RowRange(0, len(row), len(row))
         shape = (*fallback.shape[:-2], row_range.total, samples)  # of all draws
@@ -321,9 +318,8 @@ class Prototypes(Pool):
         total = members.sum(1, keepdim=True)
         row, mean = self._row_of(classes), members @ targets / torch.where(total > 0, total, 1.0)
         self.clock += 1
-        self.prototypes[row] = torch.where(
-            self.seen[row][:, None], torch.lerp(mean, self.prototypes[row], self.rate), mean
-        )
+        moved = torch.lerp(mean, self.prototypes[row], self.rate)
+        self.prototypes[row] = torch.where(self.seen[row][:, None], moved, mean)
         self.born[row] = self.clock
         self.seen.index_fill_(0, row, True)
         self.seen[-1].fill_(False)

@@ -1,7 +1,4 @@
-"""The fields of a recipe for encoder, heads, branches, pool and schedules; only `build` needs torch.
-
-Nothing else in the package changes a learning rate or an EMA momentum than `learning_rate` and `ema_momentum`.
-"""
+"""The fields of a recipe for encoder, heads, branches, pool and schedules; only `build` needs torch."""
 
 from __future__ import annotations
 
@@ -182,10 +179,7 @@ class ScheduleSpec:
 def learning_rate(
     spec: ScheduleSpec, peak: float, epochs: int, steps_per_epoch: int, predictor: bool = False
 ) -> Schedule:
-    """A function: step (0, 1, ...) -> learning rate.
-
-    The recipe shortens a warm-up that leaves no epochs for the decay (recipes.recipe.resolve_warmup).
-    """
+    """A function: step (0, 1, ...) -> learning rate. Nothing else in the package changes it."""
     if predictor and spec.predictor == "constant":
         return lambda step: peak  # constant for the predictor, warm-up included: App. C
     warmup = spec.warmup_epochs

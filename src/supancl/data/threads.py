@@ -32,10 +32,7 @@ PATIENCE = 0.5  # seconds that `shutdown` waits for threads in the middle of a r
 
 
 class ReadingThreads(Executor):
-    """A thread pool like ThreadPoolExecutor, which at its end and at that of the process leaves blocked threads behind.
-
-    ThreadPoolExecutor joins its threads when Python exits, so Ctrl-C would have to wait for a disk that hangs.
-    """
+    """A thread pool that leaves blocked threads behind: for those of ThreadPoolExecutor Ctrl-C would have to wait."""
 
     def __init__(self, max_workers: int, thread_name_prefix: str = "read") -> None:
         self._count, self._name = max_workers, thread_name_prefix

@@ -71,9 +71,9 @@ MUTANTS = (
     # --- prototypes
     Mutant("self.rate, self.classes, self.ranks = rate,", "self.rate, self.classes, self.ranks = 0.9,"),
     Mutant("(labels[:, None] == labels).to(targets.dtype)\n", "torch.eye(len(labels)).to(targets.dtype)\n"),
-    Mutant("torch.lerp(mean, self.prototypes[row], self.rate), mean", "torch.lerp(self.prototypes[row], mean, self.rate), mean"),
-    Mutant("torch.lerp(mean, self.prototypes[row], self.rate), mean", "torch.lerp(mean, self.prototypes[row], self.rate), (1 - self.rate) * mean"),
-    Mutant("self.seen[row][:, None], torch.lerp", "self.seen[row][:, None] & False, torch.lerp"),
+    Mutant("torch.lerp(mean, self.prototypes[row], self.rate)", "torch.lerp(self.prototypes[row], mean, self.rate)"),
+    Mutant("moved, mean)", "moved, (1 - self.rate) * mean)"),
+    Mutant("self.seen[row][:, None], moved", "self.seen[row][:, None] & False, moved"),
     Mutant("        self.seen[-1].fill_(False)\n", ""),
     Mutant("self.born[row] = self.clock\n        self.seen", "self.seen"),
     Mutant("self.seen.index_fill_(0, row, True)", "self.seen.fill_(True)"),

@@ -7,7 +7,6 @@
 from tests.long.mutants import Group, Mutant
 
 SPECS = (
-    Mutant("return self.blur not in ZERO_PROBABILITY", "return self.blur in ZERO_PROBABILITY"),
     Mutant("batch.pixels, batch.image_sizes().repeat(views, 1)", "batch.pixels, batch.image_sizes().repeat_interleave(views, 0)"),
     Mutant("return rendered.view(views, len(pixels), *rendered.shape[1:])", "return rendered.view(len(pixels), views, *rendered.shape[1:]).transpose(0, 1)"),
     Mutant("replace(self, size=self.local.size, scale=self.local.scale, local=None)", "replace(self, size=self.local.size, local=None)"),
@@ -123,6 +122,7 @@ EVALUATION = (
 )
 
 PRODUCTS = (
+    Mutant("if crops.blur not in ZERO_PROBABILITY:", "if crops.blur in ZERO_PROBABILITY:"),
     Mutant("images.transpose(1, 2).float() / 255\n", "images.transpose(1, 2).float() / 256\n"),
     Mutant("return rows.view(outer, -1, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)", "return rows"),
     Mutant("torch.where(draws.grey[:, None, None, None], luma(images), images)", "images"),

@@ -115,12 +115,12 @@ class Cache:
     def build(self, items: Sequence[Item | Path]) -> tuple[PackedImages, list[tuple[int, str]]]:
         """Decode the images that are not cached yet. Returns images, and (position, reason) of unreadable ones."""
 
-        waiting = f"process %s is building the cache {self.folder}; waiting for it"
+        def report_waiting(owner: str) -> None:
+            report_progress(f"process {owner} is building the cache {self.folder}; waiting for it", 0, 0)
+
         try:
             make_inner_folder(self.folder)
-            with hold_lock(
-                self.folder / ".lock", lambda owner: report_progress(waiting % owner, 0, 0)
-            ):  # its time says when the cache was last used
+            with hold_lock(self.folder / ".lock", report_waiting):  # its time says when the cache was last used
                 remove_left_over_files(self.folder, 0)
                 built = self._build_locked(items)
         except BrokenPipeError:  # raised by a reporter, not by the cache
@@ -139,7 +139,7 @@ class Cache:
             return try_decode(items[position], *self.settings)
 
         # an unreadable image may have become readable, as by another library or a network disk that is back
-        known = {key: read_shard(self.folder / f"{key}.bin", self.channels, len(rows)) for key, rows in groups.items()}
+        known = {key: read_shard(self.folder / f"{key}.bin", self.channels) for key in groups}
         shards = {
             key: shard
             for key, shard in known.items()
@@ -183,7 +183,7 @@ class Cache:
         return shard
 
 
-def read_shard(path: Path, channels: int, images: int) -> Shard | None:
+def read_shard(path: Path, channels: int) -> Shard | None:
     """The shard, or None if it is not there or damaged. Its pixels are read if the file is not as it was written."""
     try:
         with open_regular(path.with_suffix(".npz")) as file, np.load(file, allow_pickle=False) as arrays:
@@ -191,9 +191,7 @@ def read_shard(path: Path, channels: int, images: int) -> Shard | None:
             shard = Shard(path, arrays["sizes"], arrays["checksums"], reasons)
             is_as_written = arrays["stamp"].tolist() == list(file_stamp(path))
         ends = shard.starts(channels)
-        has_shapes = shard.sizes.shape == (images, 2) and shard.checksums.shape == (images,)
-        is_known = (shard.sizes >= 0).all() and set(reasons) == set(np.flatnonzero(shard.sizes.prod(1) == 0).tolist())
-        if not has_shapes or not is_known or os.path.getsize(path) != ends[-1]:
+        if os.path.getsize(path) != ends[-1]:
             return None
         if is_as_written or not ends[-1]:
             return shard

@@ -1,11 +1,8 @@
 """The operations of a view for a whole batch, with different parameters for each row.
 
-Every operation equals torchvision.transforms.v2.functional with the same parameters on float images in [0, 1]:
-crop-and-resize to 1e-12 in double and 1e-6 in single precision, colour to 1e-6 (hue to 5e-6, which is
-torchvision's own rounding), blur to 1e-6 (tests/data/test_augment.py).
-
-None of them waits for the device or has shapes that depend on values; `jitter_in_place`, for CPUs, needs the order on
-the host. `render.py` renders whole views.
+Every operation equals torchvision.transforms.v2.functional with the same parameters on float images in [0, 1], to 1e-6
+(hue to 5e-6, torchvision's own rounding; tests/data/test_augment.py). None waits for the device or has shapes that
+depend on values; `jitter_in_place`, for CPUs, needs the order on the host.
 """
 
 from __future__ import annotations

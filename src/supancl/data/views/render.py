@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import F, torch
 
+ZERO_PROBABILITY = (0.0, (0.0, 0.0))
 CHUNK_VALUES = 2**18  # per chunk: a megabyte fits in a core's cache
 THREAD_MIN_VALUES = 2**13  # per row; with fewer, operations are too short for a second thread
 GAUSSIAN_REACH = 5.7  # standard deviations beyond which a Gaussian is below 1e-7 of its peak
@@ -168,7 +169,7 @@ def render(
     if images.shape[1] in (1, 3):
         images = jitter(images, draws.factors, draws.hue, draws.order)
         images = torch.where(draws.grey[:, None, None, None], luma(images), images)
-    if crops.blurs:
+    if crops.blur not in ZERO_PROBABILITY:
         lines = images.transpose(1, 2).to(product_dtype)
         images = blur_by_products(lines, draws.sigma, kernel_size(crops.size)).transpose(1, 2).float()
     if draws.solarize is not None:

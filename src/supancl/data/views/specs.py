@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.store.memory import Batch
 from supancl.data.views.augment import Draws
-from supancl.data.views.render import render, render_in_chunks
+from supancl.data.views.render import ZERO_PROBABILITY, render, render_in_chunks
 from supancl.distributed import RowRange
 from supancl.errors import BadInput
 
@@ -28,7 +28,6 @@ else:
 CROP_ATTEMPTS = 10  # attempts to draw a box that fits, as in torchvision
 # one probability, or one for each of the two views: BYOL and MoCo-v3 blur with [1.0, 0.1], solarise with [0.0, 0.2]
 PerView = Fraction | tuple[Fraction, Fraction]
-ZERO_PROBABILITY = (0.0, (0.0, 0.0))
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,6 @@ class Crops:
 
     def __post_init__(self) -> None:
         _check_ascending(self, "scale", "ratio", "blur_sigma")
-
-    @property
-    def blurs(self) -> bool:
-        """Whether any view may be blurred."""
-        return self.blur not in ZERO_PROBABILITY
 
     def __call__(
         self, batch: Batch | Tensor, mean: tuple[float, ...], std: tuple[float, ...],
