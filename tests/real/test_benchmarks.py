@@ -91,9 +91,9 @@ def test_real_fc100_has_the_seals_of_cifar100(real):
 
 
 def test_real_drawings_and_signs_decode(real):
-    drawings = layouts.omniglot(find_benchmark("omniglot", real).folder).entries
+    drawings = list(layouts.omniglot(find_benchmark("omniglot", real)[0]))
     assert set(Counter(label for _, _, label in drawings).values()) == {20}
     assert decode(drawings[0][1], 1).unique().tolist() == [0, 255]
-    signs = layouts.test_folders(find_benchmark("gtsrb", real).folder).entries
+    signs = list(layouts.split_folders("test")(find_benchmark("gtsrb", real)[0]))
     assert sorted({label for _, _, label in signs}) == [f"{i:05d}" for i in range(43)]
     assert decode(signs[0][1]).shape == (3, 32, 32)

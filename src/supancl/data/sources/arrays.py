@@ -209,6 +209,17 @@ def cifar_python(kind: str) -> ArrayReader:
     return read
 
 
+def cifar_npz(file: str) -> ArrayReader:
+    """Reader of NAME.npz with train_images, train_labels, test_images, test_labels and class_names."""
+
+    def read(folder: Path, channels: int) -> Listing:
+        listing = read_npz(folder / file, channels)
+        train, trainval = SPLITS.index("train"), OFFICIAL_SPLITS.index("trainval")
+        return replace(listing, splits=np.where(listing.splits == train, trainval, listing.splits))
+
+    return read
+
+
 FC100_TEST_CLASSES = tuple(
     sorted(name for group in ("aquatic_mammals", "insects", "medium_mammals", "people") for name in SUPERCLASSES[group])
 )

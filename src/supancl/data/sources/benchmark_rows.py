@@ -48,18 +48,20 @@ class Benchmark:
 
 
 _KRIZHEVSKY = "Krizhevsky (2009), Learning multiple layers of features from tiny images"
-_CIFAR100 = arrays.cifar_python("CIFAR100")
-_CIFAR100_WHERE = "https://www.cs.toronto.edu/~kriz/cifar.html: cifar-100-python.tar.gz; cifar-100-python/meta, ..."
+_CIFAR100 = {"meta": arrays.cifar_python("CIFAR100"), "cifar100.npz": arrays.cifar_npz("cifar100.npz")}
+_CIFAR100_WHERE = (
+    "https://www.cs.toronto.edu/~kriz/cifar.html: cifar-100-python.tar.gz; cifar-100-python/meta, ..., or cifar100.npz"
+)
 
 BENCHMARKS: dict[str, Benchmark] = {
     "cifar10": Benchmark(
         "CIFAR10", 10, ("cifar-10-batches-py",), split=(45000, 5000, 10000), cite=_KRIZHEVSKY,
-        arrays={"batches.meta": arrays.cifar_python("CIFAR10")},
+        arrays={"batches.meta": arrays.cifar_python("CIFAR10"), "cifar10.npz": arrays.cifar_npz("cifar10.npz")},
         where="https://www.cs.toronto.edu/~kriz/cifar.html: cifar-10-python.tar.gz; cifar-10-batches-py/...",
     ),
     "cifar100": Benchmark(
         "CIFAR100", 100, ("cifar-100-python",), split=(45000, 5000, 10000), cite=_KRIZHEVSKY,
-        arrays={"meta": _CIFAR100}, where=_CIFAR100_WHERE,
+        arrays=_CIFAR100, where=_CIFAR100_WHERE,
     ),
     "dtd": Benchmark(
         "DTD (split 1)", 47, ("dtd", "dtd/dtd"), split=(1880, 1880, 1880), images=5640,
@@ -117,7 +119,10 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "pets": Benchmark(
         "Pets", 37, ("oxford-iiit-pet", "pets"), split=(2940, 740, 3669), metric="per_class",
-        files={"annotations/trainval.txt": folder.pets}, cite="Parkhi et al. (2012), Cats and dogs",
+        cite="Parkhi et al. (2012), Cats and dogs",
+        files={
+            "annotations/trainval.txt": folder.pets, "trainval/Abyssinian/": folder.split_folders("trainval", "test"),
+        },
         where="https://www.robots.ox.ac.uk/~vgg/data/pets: images.tar.gz, annotations.tar.gz; "
         "oxford-iiit-pet/{images,annotations}",
     ),
@@ -129,7 +134,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "fgvc-aircraft-2013b/data",
     ),
     "fc100": Benchmark(
-        "FC100", 20, ("cifar-100-python",), images=12000, arrays={"meta": arrays.fc100(_CIFAR100)},
+        "FC100", 20, ("cifar-100-python",), images=12000,
+        arrays={mark: arrays.fc100(reader) for mark, reader in _CIFAR100.items()},
         cite="Oreshkin et al. (2018), TADAM: task dependent adaptive metric for improved few-shot learning",
         where=_CIFAR100_WHERE,
     ),
@@ -147,7 +153,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "omniglot/{images_background,images_evaluation}/ALPHABET/CHARACTER/*.png",
     ),
     "traffic-signs": Benchmark(
-        "Traffic Signs (GTSRB)", 43, ("gtsrb", "GTSRB"), images=12630, files={"GT-final_test.csv": folder.gtsrb},
+        "Traffic Signs (GTSRB)", 43, ("gtsrb", "GTSRB"), images=12630,
+        files={"GT-final_test.csv": folder.gtsrb, "test/00000/": folder.split_folders("test")},
         cite="Houben et al. (2013), Detection of traffic signs in real-world images",
         where="https://benchmark.ini.rub.de/gtsrb_dataset.html: GTSRB_Final_Test_Images.zip, GTSRB_Final_Test_GT.zip; "
         "gtsrb/GTSRB/Final_Test/Images/*.ppm, gtsrb/GT-final_test.csv",

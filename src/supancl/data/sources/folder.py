@@ -287,6 +287,13 @@ def omniglot(folder: Path) -> Iterable[tuple[str, Path, str]]:
             yield from (("all", path, f"{alphabet.name}/{name}") for path, name in _iter_class_folders(alphabet))
 
 
+def split_folders(*splits: str) -> FileReader:
+    """Reader of SPLIT/CLASS/IMAGE; other folders are ignored."""
+    return lambda folder: (
+        (split, path, name) for split in splits for path, name in _iter_class_folders(folder / split)
+    )
+
+
 def imagenet100(folder: Path) -> Iterable[tuple[str, Path, str]]:
     """train/WNID and val/WNID of the hundred classes; the other classes of ImageNet may be there too."""
     for split in ("train", "val"):
