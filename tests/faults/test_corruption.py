@@ -131,9 +131,9 @@ READERS: dict[str, tuple[Callable[[Path], Outcome], ...]] = {
     "run/evaluate/*.json": (make_table, evaluate),
     "run/tensorboard/*": (resume,),
     "run/.lock": (resume,),
-    "cache/*px-*/*.bin": (embed("--no-cache"), resume),
-    "cache/*px-*/*.npz": (embed("--no-cache"), resume),
-    "cache/*px-*/.lock": (embed("--no-cache"),),
+    "cache/images-*/*.bin": (embed("--no-cache"), resume),
+    "cache/images-*/*.npz": (embed("--no-cache"), resume),
+    "cache/images-*/.lock": (embed("--no-cache"),),
     "cache/features/*.safetensors": (embed(),),
 }
 # what cannot be noticed

@@ -71,8 +71,7 @@ def open_source(spec: DataSpec, channels: int) -> Source:
         raise BadInput(f"{spec.location}: data.stream is for tar shards that one name matches, without data.balanced")
     listing = with_levels(tars.list_tars(spec.source), spec)
     assert isinstance(listing.items, tars.TarItems)
-    settings = spec.short_side, spec.resample, spec.skip_bad_images, spec.window
-    return listing.open(StreamImages(listing.items, channels, *settings))
+    return listing.open(StreamImages(listing.items, channels, spec))
 
 
 def peek_data(spec: DataSpec, channels: int) -> Data:
@@ -83,7 +82,7 @@ def peek_data(spec: DataSpec, channels: int) -> Data:
     """
     with libraries.local_caches(spec.all_sources):
         listing = with_levels(list_source(spec, channels), spec)
-    store = None if listing.is_stored else FileImages(listing.items, channels, spec.short_side, spec.resample)
+    store = None if listing.is_stored else FileImages(listing.items, channels, spec)
     return prepare_data(listing.open(store), spec)
 
 
@@ -256,7 +255,7 @@ def survey_source(spec: DataSpec, channels: int = 3) -> Survey:
     listing = with_levels(list_source(spec, channels), spec)
     if listing.is_stored:
         return survey_data(select_images(listing.open(), spec)[0])
-    source = listing.open(FileImages(listing.items, channels, spec.short_side, spec.resample))
+    source = listing.open(FileImages(listing.items, channels, spec))
     rows, sides = listing.rows_of("train"), list[int]()
     for position in evenly_spaced_positions(len(rows)):
         with suppress(OSError, ValueError):  # unreadable ones are reported when they are decoded

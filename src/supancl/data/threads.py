@@ -117,12 +117,10 @@ class Feed:
 
     @property
     def is_resident(self) -> bool:
-        """Whether a batch needs only indexing on the device, no disk and no copy."""
         return self.split.store.is_resident(self.device)
 
     @property
     def has_one_shape(self) -> bool:
-        """Whether every batch has the same shape, so that the step can be captured and replayed."""
         return self.split.store.has_one_shape(self.device)
 
     def batch(self, step: int) -> Batch:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -78,7 +79,6 @@ MAX_ASPECT = 2  # longer images of a stream are cut to their middle, so that one
 SHARD_IMAGES = 1024  # on average
 FEATURES_FOLDER = "features"  # features cached by evaluations: one file per encoder and split
 TAR_INDEX_FOLDER = "tars"  # indexes of tar shards: one file per shard
-CACHE_FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # the root may have other folders
 
 
 def cache_root() -> Path:
@@ -108,9 +108,7 @@ class Cache:
     def __init__(self, source: str, channels: int, short_side: int | None, resample: Resample = "bilinear") -> None:
         self.settings, self.channels = (channels, short_side, resample), channels
         key = hashlib.sha256(json.dumps([source, *self.settings]).encode()).hexdigest()[:12]
-        name = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(source).name)[:40].strip("-") or "data"
-        side = "whole" if short_side is None else f"{short_side}px"
-        self.folder = cache_root() / f"{name}-{side}-{key}"
+        self.folder = cache_root() / f"images-{key}"
 
     def build(self, items: Sequence[Item | Path]) -> tuple[PackedImages, list[tuple[int, str]]]:
         """Decode the images that are not cached yet. Returns images, and (position, reason) of unreadable ones."""
@@ -248,8 +246,7 @@ def keep_to_size(used: Path) -> None:
     with contextlib.suppress(OSError):  # another process may be removing the same ones
         caches = {
             lock.parent: (lock.stat().st_mtime, sum(path.stat().st_size for path in lock.parent.iterdir()))
-            for lock in used.parent.glob("*/.lock")
-            if CACHE_FOLDER_NAME.search(lock.parent.name) and not lock.parent.is_symlink()
+            for lock in used.parent.glob("images-*/.lock")
         }
         total = sum(nbytes for _, nbytes in caches.values())
         for folder, (_, nbytes) in sorted(caches.items(), key=lambda cache: cache[1]):
@@ -284,18 +281,17 @@ def store_images(
     if images:
         return PackedImages.from_images(images), unreadable
     readable = np.delete(np.arange(len(items)), [position for position, _ in unreadable])
-    return FileImages(take_items(items, readable), *settings, np.array(checksums, np.uint32)), unreadable
+    store = FileImages(take_items(items, readable), channels, spec)
+    store.checksums = np.array(checksums, np.uint32)
+    return store, unreadable
 
 
 def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
     """Estimated bytes of decoded pixels, from the headers of some images."""
-    sizes = []
+    sizes = list[int]()
     for i in evenly_spaced_positions(len(items)):
-        try:
-            height, width = shrunk_size(upright_size(items[i]), short_side)
-            sizes.append(height * width)
-        except Exception:  # decoding reports unreadable images later
-            continue
+        with contextlib.suppress(Exception):  # decoding reports unreadable images later
+            sizes.append(math.prod(shrunk_size(upright_size(items[i]), short_side)))
     return channels * float(np.mean(sizes)) * len(items) if sizes else 0.0
 
 
@@ -319,12 +315,10 @@ def evenly_spaced_positions(count: int) -> list[int]:
 class FileImages(ImageStore):
     """Images that several threads decode each time they are read."""
 
-    def __init__(
-        self, items: Sequence[Item | Path], channels: int, short_side: int | None, resample: Resample = "bilinear",
-        checksums: np.ndarray | None = None,
-    ) -> None:  # fmt: skip
-        self.items, self.settings = items, (channels, short_side, resample)
-        self.checksums = checksums  # of the pixels, as they were when all images were decoded once
+    checksums: np.ndarray | None = None  # of the pixels, as they were when all images were decoded once
+
+    def __init__(self, items: Sequence[Item | Path], channels: int, spec: DataSpec) -> None:
+        self.items, self.settings = items, (channels, spec.short_side, spec.resample)
         self.executor = ReadingThreads(decode_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1))), "decode")
 
     def __len__(self) -> int:
@@ -348,12 +342,9 @@ class StreamImages(FileImages):
 
     items: TarItems
 
-    def __init__(
-        self, items: TarItems, channels: int, short_side: int | None, resample: Resample = "bilinear",
-        skip_bad: bool = False, window: int = 16,
-    ) -> None:  # fmt: skip
-        super().__init__(items, channels, short_side, resample)
-        self.skip_bad, self.window = skip_bad, window
+    def __init__(self, items: TarItems, channels: int, spec: DataSpec) -> None:
+        super().__init__(items, channels, spec)
+        self.skip_bad, self.window, short_side = spec.skip_bad_images, spec.window, spec.short_side
         self.shards = [shard.tar for shard in items.shards]
         self.shard_ends = torch.from_numpy(items.ends)
         self.shard_digests = [shard.digest for shard in items.shards]

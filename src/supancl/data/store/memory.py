@@ -52,7 +52,9 @@ class Batch(NamedTuple):
 
     def image(self, row: int) -> Tensor:
         """The pixels of one image, without its padding."""
-        height, width = self.pixels.shape[-2:] if self.sizes is None else self.sizes[row].tolist()
+        if self.sizes is None:
+            return self.pixels[row]
+        height, width = self.sizes[row].tolist()
         return self.pixels[row][:, :height, :width]
 
 

@@ -230,15 +230,11 @@ def blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     source, weight = blur_taps(sigma, width, kernel)
     # with other strides the sums round differently
     lines = images.permute(0, 3, 1, 2).contiguous().view(n * width, channels * height)
-    across = weighted_lines(lines, row[:n] * width + source, _expand_weight(weight, width, images.dtype))
+    across = weighted_lines(lines, row[:n] * width + source, weight.to(images.dtype)[:, None].expand(-1, width, -1))
     lines = _transpose(across.view(n, width, channels * height)).view(n * channels * height, width)
     source, weight = blur_taps(sigma.repeat_interleave(channels), height, kernel)
-    down = weighted_lines(lines, row * height + source, _expand_weight(weight, height, images.dtype))
+    down = weighted_lines(lines, row * height + source, weight.to(images.dtype)[:, None].expand(-1, height, -1))
     return down.view(images.shape)
-
-
-def _expand_weight(weight: Tensor, pixels: int, dtype: torch.dtype) -> Tensor:
-    return weight.to(dtype)[:, None].expand(-1, pixels, -1)
 
 
 def solarize(images: Tensor, threshold: float) -> Tensor:
