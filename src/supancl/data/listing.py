@@ -62,8 +62,7 @@ class Listing:
         labels, classes = self.labels[torch.from_numpy(rows)], self.classes
         if not self.keeps_classes:
             used = torch.unique(labels.classes[labels.classes >= 0])
-            numbers = torch.full((len(classes) + 1,), -1)
-            numbers[used] = torch.arange(len(used))
+            numbers = torch.full((len(classes) + 1,), -1).index_copy(0, used, torch.arange(len(used)))
             labels, classes = renumbered(labels, numbers), tuple(classes[number] for number in used.tolist())
         items = self.items.take(rows) if isinstance(self.items, StoredImages) else take_items(self.items, rows)
         return replace(self, items=items, splits=self.splits[rows], labels=labels, classes=classes)

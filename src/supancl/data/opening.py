@@ -152,10 +152,9 @@ def open_benchmark(
     use: Use | None = None,
     partial: bool = False,
 ) -> Source:
-    """Open a benchmark that lies in ROOT, or in its folder below ROOT, with the splits of the paper.
+    """Open a benchmark in ROOT with the splits of the paper; for few-shot with one split, train, of every image.
 
-    For transfer: train, val and test. For few-shot: one split, train, with every image. `use` defaults to the
-    benchmark's first use. Incomplete data are refused, or with `partial` used with a remark.
+    Incomplete data are refused, or with `partial` used with a remark.
     """
     return load(benchmarks.list_benchmark(name, root, channels, use, partial), channels, spec or DataSpec())
 

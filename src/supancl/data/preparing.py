@@ -73,21 +73,18 @@ def select_images(source: Source, spec: DataSpec) -> tuple[Data, str]:
         train = train.take(draw_long_tail(train.labels, spec.imbalance))
     if spec.labelled < 1:
         shown = draw_stratified(train.labels, spec.labelled, SPLIT_SEED + 1, include_singletons=True)
-        is_hidden = torch.ones(len(train), dtype=torch.bool)
-        is_hidden[shown] = False
+        is_hidden = torch.ones(len(train), dtype=torch.bool).index_fill(0, shown, False)
         train = replace(train, all_labels=train.all_labels.hidden(is_hidden))
     if spec.label_noise:
         noise = spec.label_noise, spec.label_noise_kind, spec.label_noise_seed
-        noisy = flip_labels(train.all_labels.single, len(classes), *noise)
-        train = replace(train, all_labels=Labels.of(noisy))
+        train = replace(train, all_labels=Labels.of(flip_labels(train.all_labels.single, len(classes), *noise)))
     if spec.limit is not None and spec.limit < len(train):
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(SPLIT_SEED + 2))
         train = train.take(order[: spec.limit].sort().values)
     if not len(train):
         raise BadInput(f"{spec.location}: no image is left to train on; change data.leave_out or data.holdout")
-    levels, skipped = source.levels, source.skipped
-    data = Data(train, held_out, classes, test, transfer, transfer_classes, remarks, skipped, {}, levels)
-    return replace(data, incomplete=source.incomplete), held_out_from
+    data = Data(train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped)
+    return replace(data, levels=source.levels, incomplete=source.incomplete), held_out_from
 
 
 def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:

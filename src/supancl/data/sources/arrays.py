@@ -75,11 +75,10 @@ def number_labels(
     """The labels of all splits, one after the other, and the class names."""
     if classes is not None and len({name.strip() for name in classes} - {""}) < len(classes):
         raise BadInput(f"{location}: class_names has an empty name, or one twice")
-    arrays, kinds = list[np.ndarray](), set[tuple[bool, tuple[int, ...]]]()
+    arrays, kinds = list(given.values()), set[tuple[bool, tuple[int, ...]]]()
     for name, labels in given.items():
         _check_label_array(labels, counts[name], f"{location}: {name}_labels")
-        arrays.append(np.char.decode(labels, "utf-8", "replace") if labels.dtype.kind == "S" else labels)
-        if (is_text := arrays[-1].dtype.kind == "U") or not (labels == -1).all():
+        if (is_text := labels.dtype.kind == "U") or not (labels == -1).all():
             kinds.add((is_text, labels.shape[1:]))
     if len(kinds) > 1:
         raise BadInput(f"{location}: labels are numbers in one split, names or weights of classes in another; use one")
@@ -135,7 +134,7 @@ def check_image_array(shape: tuple[int, ...], dtype: np.dtype[Any], location: st
 def _check_label_array(labels: np.ndarray, images: int, location: str) -> None:
     shape, kind = labels.shape, labels.dtype.kind
     is_weights = len(shape) == 2 and shape[1] > 1  # a single column is more likely class numbers
-    if shape[:1] != (images,) or kind not in ("biuf" if is_weights else "iuUS" if len(shape) == 1 else ""):
+    if shape[:1] != (images,) or kind not in ("biuf" if is_weights else "iuU" if len(shape) == 1 else ""):
         raise BadInput(
             f"{location}: shape {shape} of {labels.dtype} for {images} images; labels are ({images},) class numbers, "
             f"-1 for unlabelled, or names; or ({images}, C) with the weights of C classes"
@@ -178,9 +177,7 @@ def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -
         split: (read[f"{split}_images"], read.get(f"{split}_labels")) for split in SPLITS if f"{split}_images" in read
     }
     names = read.get("class_names")
-    if names is not None and (names.ndim != 1 or names.dtype.kind not in "US"):
-        raise BadInput(f"{path}: class_names has shape {names.shape} of {names.dtype}; it must be a list of strings")
-    classes = None if names is None else tuple(map(str, names.astype(str)))
+    classes = None if names is None else tuple(map(str, names.reshape(-1)))
     return list_arrays(parts, channels, str(path), classes, max_labels)
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,13 +30,16 @@ from supancl.data.splits import NO_LABEL, SPLIT_NAMES
 from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
 from supancl.data.store.memory import LazyItems
 from supancl.errors import BadInput
-from supancl.files import make_inner_folder, open_regular, reason, remove_left_over_files, write_atomically
+from supancl.files import make_inner_folder, open_regular, reason, remove_left_over_files, write_bytes
 from supancl.reporter import report_progress
 
 LABEL_EXTENSIONS = ("cls", "json")  # in this order of preference
 MAX_SHARDS = 1_000_000  # that a pattern may name: the largest public sets have a quarter of that
 MAX_LABEL_BYTES = 2**20  # a .json may hold more than its label
-INDEX_VERSION = 4
+INDEX_VERSION = 5
+
+
+FIELDS = ("offsets", "lengths", "codes", "texts", "members", "digest")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +51,13 @@ class TarIndex:
     offsets: np.ndarray
     lengths: np.ndarray
     codes: np.ndarray
-    classes: list[str]
-    digest: bytes  # of names and labels
-    members: bytes  # the names
+    texts: np.ndarray  # bytes, as the next two: JSON of the class names
+    members: np.ndarray  # of the names of the images
+    digest: np.ndarray  # of names and labels
 
     @cached_property
     def names(self) -> list[str]:
-        return self.members.decode("utf-8", "surrogateescape").split("\0")
+        return self.members.tobytes().decode("utf-8", "surrogateescape").split("\0")
 
     def check(self) -> None:
         """Refuse a shard that has changed since it was indexed: the offsets would be wrong."""
@@ -136,7 +139,7 @@ def list_tars(name: str) -> Listing:
     numbers: dict[str, int] = {"": 0}
     labels, splits = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
     for path, shard in zip(files, shards, strict=True):
-        table = [numbers.setdefault(label, len(numbers)) for label in shard.classes]
+        table = [numbers.setdefault(label, len(numbers)) for label in parse_json(shard.texts.tobytes())]
         labels.append(np.array([*table, 0], np.int32)[shard.codes])  # -1 is the last
         splits.append(np.full(len(shard.offsets), SPLITS.index(split_from_name(path)), np.uint8))
     items, split_numbers = TarItems([shard for shard in shards if len(shard.offsets)]), np.concatenate(splits)
@@ -174,54 +177,42 @@ def index_path(tar: Path) -> Path:
 
 def _read_index(tar: Path) -> TarIndex | None:
     """The index of a shard; None if it is missing or damaged."""
-    with suppress(Exception):  # zipfile, zlib and json each raise something else
-        stamp = file_stamp(tar)
-        with open_regular(index_path(tar)) as file, np.load(file, allow_pickle=False) as saved:
-            offsets, lengths, codes = (saved[name] for name in ("offsets", "lengths", "codes"))
-            classes, digest, members = (saved[name].tobytes() for name in ("classes", "digest", "members"))
-            return TarIndex(tar, stamp, offsets, lengths, codes, parse_json(classes), digest, members)
+    # zipfile and zlib each raise something else
+    with suppress(Exception), open_regular(index_path(tar)) as file, np.load(file, allow_pickle=False) as saved:
+        return TarIndex(tar, file_stamp(tar), **{name: saved[name] for name in FIELDS})
     return None
 
 
 def _build_index(tar: Path) -> TarIndex:
     """The index of a shard, from its headers and labels; it is kept where the cache can be written."""
     stamp, path, samples = file_stamp(tar), index_path(tar), list(iter_samples(tar))
-    labels, names = [label for _, label in samples], [member.name for member, _ in samples]
+    labels, names = [label for _, label in samples], [image.name for image, _ in samples]
     classes = sorted(set(labels) - {""})
     number_of = {label: i for i, label in enumerate(classes)} | {"": -1}
     base_names = "\n".join(os.path.basename(name) for name in names).encode("utf-8", "surrogateescape")
-    digest = hashlib.sha256(json.dumps(labels).encode() + base_names).digest()
-    members = "\0".join(names).encode("utf-8", "surrogateescape")
-    offsets = np.array([member.offset for member, _ in samples], np.int64)
-    lengths = np.array([member.length for member, _ in samples], np.int64)
-    codes = np.array([number_of[label] for label in labels], np.int32)
-    texts = {"classes": json.dumps(classes).encode(), "digest": digest, "members": members}
-    fields: dict[str, Any] = {name: np.frombuffer(text, np.uint8) for name, text in texts.items()}
-    fields |= {"offsets": offsets, "lengths": lengths, "codes": codes}
-
-    def write(temporary: Path) -> None:
-        with open(temporary, "wb") as file:
-            np.savez(file, **fields)
-
+    texts = {
+        "texts": json.dumps(classes).encode(),
+        "members": "\0".join(names).encode("utf-8", "surrogateescape"),
+        "digest": hashlib.sha256(json.dumps(labels).encode() + base_names).digest(),
+    }
+    fields: dict[str, Any] = {
+        "offsets": np.array([image.offset_data for image, _ in samples], np.int64),
+        "lengths": np.array([image.size for image, _ in samples], np.int64),
+        "codes": np.array([number_of[label] for label in labels], np.int32),
+        **{name: np.frombuffer(text, np.uint8) for name, text in texts.items()},
+    }
     with suppress(OSError, BadInput):
         make_inner_folder(path.parent)
         remove_left_over_files(path.parent)
-        write_atomically(path, write)
-    return TarIndex(tar, stamp, offsets, lengths, codes, classes, digest, members)
+        np.savez(content := io.BytesIO(), **fields)
+        write_bytes(path, content.getvalue())
+    return TarIndex(tar, stamp, **fields)
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-class Member(NamedTuple):
-    """An image in a tar: its name there, and where its bytes are."""
-
-    name: str
-    offset: int
-    length: int
-
-
-def iter_samples(path: Path) -> Iterator[tuple[Member, str]]:
+def iter_samples(path: Path) -> Iterator[tuple[tarfile.TarInfo, str]]:
     """(image, class name) of every sample of a tar, in order; '' if unlabelled."""
     keys: set[str] = set()
     try:
@@ -266,14 +257,14 @@ def _iter_members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarI
 
 def _read_sample(
     tar: tarfile.TarFile, members: Iterable[tuple[str, str, tarfile.TarInfo]]
-) -> tuple[Member | None, str]:
-    image: Member | None = None
+) -> tuple[tarfile.TarInfo | None, str]:
+    image: tarfile.TarInfo | None = None
     labels: dict[str, str] = {}
     for _, extension, member in members:
         if f".{extension.rpartition('.')[2]}" in LISTED_SUFFIXES:
             if image is not None:
                 raise ValueError(f"{image.name} and {member.name} are two images of one sample")
-            image = Member(member.name, member.offset_data, member.size)
+            image = member
         elif extension in LABEL_EXTENSIONS:
             try:
                 labels[extension] = _read_label(tar, member, extension)

@@ -347,7 +347,7 @@ class StreamImages(FileImages):
         self.skip_bad, self.window, short_side = spec.skip_bad_images, spec.window, spec.short_side
         self.shards = [shard.tar for shard in items.shards]
         self.shard_ends = torch.from_numpy(items.ends)
-        self.shard_digests = [shard.digest for shard in items.shards]
+        self.shard_digests = [shard.digest.tobytes() for shard in items.shards]
         self.canvas = None if short_side is None else (MAX_ASPECT * short_side, MAX_ASPECT * short_side)
         self.black: dict[str, bool] = {}  # names of unreadable images; whether they were reported
 
