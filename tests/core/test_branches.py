@@ -63,14 +63,6 @@ def test_anchors_and_targets_are_pairs_of_unit_vectors(target, predictor):
 
 
 @every_target
-def test_norms_are_unit_to_single_precision_when_layers_run_in_bf16(target):
-    anchors, targets = build(target).bfloat16()(some_views().bfloat16())
-    for vectors in (anchors, targets):
-        assert vectors.dtype == torch.float32
-        torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(2, BATCH), atol=1e-5, rtol=0)
-
-
-@every_target
 def test_batch_norm_statistics_are_per_view(target):
     views, branches = some_views(), build(target)
     alone = [copy.deepcopy(branches)(torch.stack([view, view])) for view in views]
@@ -215,3 +207,11 @@ def test_views_in_one_batch_have_the_values_gradients_and_statistics_of_views_on
     assert apart.state_dict().keys() == together.state_dict().keys()
     for one, other in zip(apart.buffers(), together.buffers(), strict=True):
         assert torch.allclose(one.double(), other.double(), atol=1e-12)
+
+
+@every_target
+def test_norms_are_unit_to_single_precision_when_layers_run_in_bf16(target):
+    anchors, targets = build(target).bfloat16()(some_views().bfloat16())
+    for vectors in (anchors, targets):
+        assert vectors.dtype == torch.float32
+        torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(2, BATCH), atol=1e-5, rtol=0)

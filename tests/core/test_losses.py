@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supancl.core.losses import Align, Contrast, CrossEntropy
+from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.pools import Queue
+from supancl.distributed import RowRange
 from tests.helpers import (
     AGAINST,
     POOLS,
@@ -212,3 +213,21 @@ def test_any_batch_and_any_pool_size_follow_the_definition(loss, kind, seed, bat
     else:
         expected = align_by_definition(loss, anchors, targets, labels, reference.held())[0]
     torch.testing.assert_close(loss(anchors, targets, labels, pool).total, expected, **close)
+
+
+def test_what_the_package_reads_of_a_loss():
+    class Own(Align):
+        pass
+
+    # a class of one's own may have another fifth argument
+    assert [loss.takes_alpha for loss in (Align(), Own(), Contrast())] == [True, False, False]
+    assert [loss.normalizes for loss in (Align(), Contrast(), CrossEntropy())] == [True, True, False]
+    batch = GlobalBatch.from_all_rows(units(2, 3, WIDTH), some_labels(3, CLASSES))
+    assert batch.row_range == RowRange(0, 3, 3)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_terms_for_the_log_have_no_gradient(alpha):
+    anchors, targets, labels = units(2, 5, WIDTH).requires_grad_(), units(2, 5, WIDTH, seed=1), some_labels(5, CLASSES)
+    terms = Align(alpha=alpha)(anchors, targets, labels)
+    assert [term.requires_grad for term in terms] == [True, False, False]

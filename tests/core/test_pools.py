@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from supancl.core.losses import Align, Contrast
+from supancl.core.losses import Align, Contrast, SemiAlign
 from supancl.core.pools import PoolSpec, Queue
 from supancl.distributed import RowRange
 from tests.files import mentions
@@ -198,7 +198,7 @@ def test_pushes_and_means_are_traced_without_a_break(kind, pairs):
     pool = PoolSpec(kind, 8).build(WIDTH, CLASSES, pairs=pairs)
     labels = torch.tensor([[[0.0, 0.5], [3.0, 1.0], [-1.0, 0.0]]] * 4) if pairs else some_labels(4, CLASSES)
     targets = units(2, 4, WIDTH, dtype=torch.float32)
-    losses = (Align(alpha=0.5), Contrast(positives="own-class", against="both-views+pool"))
+    losses = (Align(alpha=0.5), SemiAlign(alpha=0.5), Contrast(positives="own-class", against="both-views+pool"))
     calls = [lambda: pool.push(targets[1], labels), *(partial(loss, targets, targets, labels, pool) for loss in losses)]
     for call in calls:
         torch._dynamo.reset()

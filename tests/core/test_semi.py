@@ -105,20 +105,6 @@ def test_if_no_sample_is_sure_or_the_warm_up_lasts_it_is_supsiam(kind, setting):
 
 
 @every_pool
-def test_traced_as_one_graph_it_is_what_it_is_as_written(kind):
-    """No value is asked for on the host, so a captured step sees the warm-up end."""
-    pool, _ = filled(kind)
-    anchors, targets, labels = batch()
-    loss = SemiAlign(alpha=0.5, **{**EAGER, "warmup": 4})
-    traced = torch.compile(lambda: loss(anchors, targets, labels, pool).total, backend="aot_eager", fullgraph=True)
-    before = traced()
-    torch.testing.assert_close(before, loss(anchors, targets, labels, pool).total, **close)
-    pool.push(units(2, WIDTH, seed=9), torch.tensor([-1, -1]))  # moves the clock alone
-    torch.testing.assert_close(traced(), loss(anchors, targets, labels, pool).total, **close)
-    assert traced() != before
-
-
-@every_pool
 @pytest.mark.parametrize("pairs", [None, 2])
 def test_all_means_are_the_class_means(kind, pairs):
     pool = PoolSpec(kind, 8).build(WIDTH, CLASSES, pairs=pairs or 0).double()

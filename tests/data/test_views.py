@@ -191,3 +191,12 @@ def test_exactly_that_share_is_masked_in_every_view_of_every_vector(share):
     kept = views != 0
     assert torch.equal((~kept).sum(-1), torch.full((2, 50), round(share * 20)))
     assert torch.equal(views[kept], vectors.expand(2, -1, -1)[kept])
+
+
+def test_asking_for_more_leaves_what_was_drawn_before_as_it_was():
+    sizes = torch.tensor([[48, 64]]).expand(50, 2)
+    plain = draw(Crops(), 50, sizes, seeded(1), 2)
+    more = draw(Crops(solarize=0.5, local=LocalCrops()), 50, sizes, seeded(1), 2)
+    assert all(torch.equal(one, other) for one, other in zip(plain[:-1], more[:-1], strict=True))
+    assert plain.solarize is None
+    assert more.solarize.any()

@@ -54,10 +54,7 @@ class Item(Protocol):
 def decode(
     item: Item | Path | Image.Image, channels: int = 3, short_side: int | None = None, resample: Resample = "bilinear"
 ) -> Tensor:
-    """One image as uint8 (C, H, W): upright, in RGB or grey, its short side shrunk to `short_side`.
-
-    An image that Pillow has made is taken as it is. Raises OSError or ValueError if the image cannot be read.
-    """
+    """One image as uint8 (C, H, W): upright, in RGB or grey, its short side shrunk; raises OSError or ValueError."""
     try:
         image = convert_mode(_load_upright(item), "L" if channels == 1 else "RGB")
         height, width = shrunk_size((image.height, image.width), short_side)

@@ -20,10 +20,9 @@ def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
 
 
 def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
-    """As many positions as there are labels, with every class equally often (to within one).
+    """As many positions as there are labels, every class equally often (to within one), unlabelled images once each.
 
-    A small class repeats its images, each once before any twice; a large class gives a random subset. Unlabelled
-    images come once each.
+    A small class repeats its images, each once before any twice; a large class gives a random subset.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, epoch))
     members, unlabelled = (labels >= 0).nonzero()[:, 0], (labels < 0).nonzero()[:, 0]
@@ -48,10 +47,7 @@ def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
 
 
 def windowed_order(counts: Tensor, seed: int, epoch: int, window: int) -> Tensor:
-    """A permutation of the images of shards, `counts` in each, that reads `window` shards at a time.
-
-    The shards are shuffled, then the images of each window of them together, so a batch mixes that many shards.
-    """
+    """A permutation of the images of shards, `counts` in each: of the shards, then within each window of them."""
 
     def generator(number: int) -> torch.Generator:
         return torch.Generator().manual_seed(derive_seed(seed, epoch, number))

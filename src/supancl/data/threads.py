@@ -104,10 +104,7 @@ def is_waiting_for_images() -> bool:
 
 
 class Feed:
-    """The batch of each step, on the device. Threads prefetch batches that are not resident there.
-
-    A batch depends on the step number alone, so steps may be repeated or skipped.
-    """
+    """The batch of each step, in any order, on the device. Threads prefetch batches that are not resident there."""
 
     def __init__(self, split: Split, positions: Callable[[int], Tensor], device: torch.device, steps: int) -> None:
         self.split, self.positions, self.device, self.steps = split, positions, device, steps
@@ -158,7 +155,7 @@ class Feed:
         return moved, event, pinned
 
     def close(self) -> None:
-        """Stop the threads and drop prefetched batches. Asking for a batch afterwards starts them again."""
+        """Stop the threads and drop prefetched batches; a batch that is asked for later starts them again."""
         if self.executor is not None:
             self.executor.shutdown(wait=True, cancel_futures=True)
             self.executor, self.pending = None, {}

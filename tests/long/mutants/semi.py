@@ -6,7 +6,7 @@
 
 from tests.long.mutants import Group, Mutant
 
-TESTS = ("tests/core/test_semi.py", "-k", "not traced")
+TESTS = ("tests/core/test_semi.py",)
 
 LOSS = (
     Mutant("def needs_pool(self) -> bool:\n        return True", "def needs_pool(self) -> bool:\n        return False"),

@@ -1,12 +1,9 @@
 """The store of listed images: in memory, in the packed cache, or decoded each time they are read.
 
-In the packed cache every image is decoded and shrunk once, then read at memory speed.
-
-A cache is a folder of shards. A shard is KEY.bin, the pixels of about a thousand images as uint8 (C, H, W), one after
-another, and KEY.npz, their sizes and checksums. KEY is a digest of the names and stamps (size and time) of the files,
-so a file that has changed makes another shard. A shard is valid once its index exists: an interrupted build continues
-with the others. When a shard is opened that is not as it was written, its checksums are compared, and a damaged one is
-built again. Nothing in a cache is ever executed.
+The packed cache, read at memory speed, is a folder of shards. A shard is KEY.bin, the pixels of about a thousand images
+as uint8 (C, H, W), one after another, and KEY.npz, their sizes and checksums. KEY is a digest of the names and stamps
+(size and time) of the files, so a file that has changed makes another shard. A shard is valid once its index exists.
+When one is opened that is not as it was written, its checksums are compared, and a damaged one is built again.
 """
 
 from __future__ import annotations
@@ -83,8 +80,7 @@ TAR_INDEX_FOLDER = "tars"  # indexes of tar shards: one file per shard
 
 def cache_root() -> Path:
     """$SUPANCL_CACHE, else supancl/ in the user's cache folder."""
-    override = os.environ.get("SUPANCL_CACHE")
-    if override:
+    if override := os.environ.get("SUPANCL_CACHE"):
         return Path(override).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "supancl"
 
@@ -246,7 +242,7 @@ def keep_to_size(used: Path) -> None:
     with contextlib.suppress(OSError):  # another process may be removing the same ones
         caches = {
             lock.parent: (lock.stat().st_mtime, sum(path.stat().st_size for path in lock.parent.iterdir()))
-            for lock in used.parent.glob("images-*/.lock")
+            for lock in used.parent.glob("images-" + "[0-9a-f]" * 12 + "/.lock")
         }
         total = sum(nbytes for _, nbytes in caches.values())
         for folder, (_, nbytes) in sorted(caches.items(), key=lambda cache: cache[1]):

@@ -59,10 +59,7 @@ class Batch(NamedTuple):
 
 
 class ImageStore(ABC):
-    """Images by row. A store that defines only `__len__` and `batch` reads its images on demand.
-
-    A stream has `shards`; those of a `window` are shuffled together.
-    """
+    """Images by row. A stream has `shards`; those of a `window` are shuffled together."""
 
     shards: Sequence[Path] = ()
     shard_ends: Tensor  # the row after the last one of each shard
@@ -135,8 +132,7 @@ class ArrayImages(ImageStore):
 class PackedImages(ImageStore):
     """Images of different sizes, packed in flat buffers: in memory, mapped from the cache, or on a GPU.
 
-    `locations` is (N, 2): the buffer of an image, and where it starts there. `sizes` is (N, 2). `checksums` are known
-    for cached images.
+    `locations` is (N, 2): the buffer of an image, and where it starts there. `checksums` are known for cached images.
     """
 
     def __init__(
@@ -182,10 +178,7 @@ class PackedImages(ImageStore):
         return Batch(batch.pixels) if self.uniform else batch
 
     def _gather(self, indices: Tensor) -> Batch:
-        """On a GPU: cut the rows of the canvas out of the buffer in one indexing, with static shapes.
-
-        If one panorama would make every batch huge, the canvas fits only the batch, and the host waits for the GPU.
-        """
+        """On a GPU: cut the rows of the canvas out of the buffer in one indexing; a shared one waits for nothing."""
         (height, width), sizes = self.canvas, self.sizes[indices.to(self.device)]
         if not self.has_shared_canvas:
             height, width = self.host_sizes[indices.cpu()].amax(0).tolist()
@@ -264,10 +257,7 @@ def image_checksum(image: Tensor) -> int:
 
 
 def pad_images(images: Sequence[Tensor], canvas: tuple[int, ...] | None = None) -> Batch:
-    """Images (C, H, W) of any sizes as one batch; `sizes` says where the padding starts.
-
-    With a `canvas` they are in pinned memory, which saves a copy to a GPU, and pixels outside an image are undefined.
-    """
+    """Images (C, H, W) of any sizes as one batch; with a `canvas` in pinned memory, undefined outside the images."""
     sizes = torch.tensor([image.shape[1:] for image in images])
     is_uniform = bool((sizes == sizes[0]).all())
     if canvas is None and is_uniform:

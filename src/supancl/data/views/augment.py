@@ -45,8 +45,7 @@ def crop_and_resize(
 ) -> Tensor:
     """Each row's box resized to (size, size), bilinear with antialiasing; row i is a crop of image i % len(images).
 
-    Pixels outside the box have no weight, so padding does not leak in. `bounds`, larger boxes, allow those around it:
-    this is to resize the image and to cut then.
+    Pixels outside the box have no weight, so padding does not leak in; `bounds`, larger boxes, allow those around it.
     """
     dtype = torch.promote_types(images.dtype, torch.float32)
     rows, columns = crop_taps(box, images.shape[-2], images.shape[-1], size, flip, dtype, bounds)
@@ -132,7 +131,7 @@ def luma(images: Tensor) -> Tensor:
 
 
 def jitter(images: Tensor, factors: Tensor, hue: Tensor, order: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue, each row in its own order; a grey image has no hue.
+    """Brightness, contrast, saturation and hue (of colours), each row in its own order.
 
     Only contrast needs the whole image, for its mean grey; the operations before and after it are pixel by pixel.
     """

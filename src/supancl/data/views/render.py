@@ -56,10 +56,7 @@ SMALL_KERNEL = 6  # pixels on either side, as for images of 128 px
 def render_in_chunks(
     crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Tensor:
-    """`render` for CPUs, equal to 1e-5: a few rows at a time, which fit in cache, skipping what is not drawn.
-
-    Rows are sorted by the order of their jitter, so that neighbours share it and are changed in place.
-    """
+    """`render` for CPUs, equal to 1e-5: a few rows at a time, sorted by their jitter, skipping what is not drawn."""
     channels, height, width = pixels.shape[1:]
     steps, row_order = _jitter_steps(crops, draws)
     draws = Draws._make(values if values is None else values[row_order] for values in draws)

@@ -26,7 +26,7 @@ else:
     from supancl.lazy import torch
 
 CROP_ATTEMPTS = 10  # attempts to draw a box that fits, as in torchvision
-# one probability, or one for each of the two views: BYOL and MoCo-v3 blur with [1.0, 0.1], solarise with [0.0, 0.2]
+# one probability, or one for each of the two views
 PerView = Fraction | tuple[Fraction, Fraction]
 
 
@@ -42,15 +42,12 @@ class LocalCrops:
         _check_ascending(self, "scale")
 
 
-Renderer = Callable[..., Any]  # gives a tensor; see `draw_and_render`
-
-
 @dataclass(frozen=True)
 class Crops:
     """Random crop, flip, colour jitter, grey, blur, solarise (Sec. 5.1, following SimCLR); probabilities are per image.
 
-    `blur` and `solarize` may differ between the two views; further views alternate. Solarising inverts values at or
-    above the threshold, for images in [0, 1]: 128 of 255 is 0.502.
+    `blur` and `solarize` may differ between the two views (BYOL, MoCo-v3); further views alternate. Solarising inverts
+    values at or above the threshold, for images in [0, 1].
     """
 
     kind: Literal["crops"] = "crops"
@@ -75,7 +72,7 @@ class Crops:
 
     def __call__(
         self, batch: Batch | Tensor, mean: tuple[float, ...], std: tuple[float, ...],
-        generator: torch.Generator | None = None, views: int = 2, renderer: Renderer | None = None,
+        generator: torch.Generator | None = None, views: int = 2, renderer: Callable[..., Any] | None = None,
         dtype: torch.dtype | None = None, row_range: RowRange | None = None,
     ) -> Tensor:  # fmt: skip
         """(views, B, C, size, size): normalised views of a batch of uint8 images, such as a tensor (B, C, H, W).
