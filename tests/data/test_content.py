@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from supancl import BadInput, pretrain, recipe
-from supancl.data.opening import open_data
-from supancl.data.splits import SAMPLED_BLOCKS, DataSpec, shard_content
+from supancl.data.splits import SAMPLED_BLOCKS, shard_content
 from supancl.runs.folder import RunFolder
-from tests.files import archive, class_folders, mentions
+from tests.files import class_folders, mentions
 
 STORES = {
     "memory": {},
@@ -54,17 +53,6 @@ def test_a_replaced_image_of_a_folder_is_noticed_on_resume(store: str, keep_time
         pretrain(None, out=run, resume=True)
 
 
-def test_a_replaced_image_of_an_archive_is_noticed(tmp_path: Path) -> None:
-    data, run = archive(tmp_path / "data.npz"), tmp_path / "run"
-    pretrain(photo_recipe(data), out=run)
-    with np.load(data) as arrays:
-        content = dict(arrays)
-    content["train_images"][7] ^= 1
-    np.savez(data, **content)
-    with pytest.raises(BadInput, match=mentions("changed")):
-        pretrain(None, out=run, resume=True)
-
-
 # --- shards that are streamed -----------------------------------------------------------------------------------------
 
 
@@ -85,14 +73,3 @@ def test_a_shard_is_compared_by_size_and_samples_and_a_copy_is_the_same(tmp_path
     assert SAMPLED_BLOCKS >= 2  # the first and the last bytes are always among them
     (tmp_path / "empty.tar").write_bytes(b"")
     assert len(shard_content([tmp_path / "empty.tar"]).values) == 1
-
-
-def test_the_content_of_a_source_does_not_depend_on_how_it_is_stored(tmp_path: Path) -> None:
-    photos = class_folders(tmp_path / "photos")
-    digests = set()
-    for settings in STORES.values():
-        spec = DataSpec(source=str(photos), **{key.removeprefix("data."): value for key, value in settings.items()})
-        content = open_data(spec, 3).content
-        assert content is not None
-        digests.add(content.digest)
-    assert len(digests) == 1

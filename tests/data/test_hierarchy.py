@@ -13,8 +13,6 @@ from supancl.data.labels import (
     CLASSES,
     SUPERCLASSES,
     label_texts,
-    with_given_labels,
-    with_leaf_labels,
 )
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
@@ -61,30 +59,6 @@ def test_a_folder_of_folders_has_a_class_per_folder(tmp_path, weights):
         wanted = naive_labels("" if folder == "unlabelled" else folder, weights or (1.0, 1.0))
         assert {data.classes[int(number)]: weight for number, weight in row if number >= 0} == wanted
     assert data.train.num_labelled == len(data.train) - 1
-
-
-def naive_leaf(path: str, names: list[str]) -> str:
-    """The reference: the path, if no other one goes on from it."""
-    return "" if any(other.startswith(f"{path}/") for other in names) else path
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_leaves_are_the_classes_without_another_below_them(seed):
-    random = np.random.default_rng(seed)
-    lengths = random.integers(1, 5, 8).tolist()
-    drawn = {"/".join(f"{depth}{random.choice(['a', 'b'])}" for depth in range(length)) for length in lengths}
-    names = sorted({*drawn, "0a/1a"})
-    numbers = random.integers(-1, len(names), 60)
-    spec = DataSpec("arrays", holdout=0.3, hierarchy="paths")
-    data = from_arrays(noise(60, 4, 4), numbers, classes=names, spec=spec)
-    for changed, wanted in (
-        (with_leaf_labels(data), lambda path: naive_leaf(path, names)),
-        (with_given_labels(data), lambda path: path),
-    ):
-        assert (changed.levels, changed.train.all_labels.pairs) == ((), None)
-        for split in (changed.train, changed.held_out):
-            expected = [wanted(names[label]) if label >= 0 else "" for label in numbers[split.index]]
-            assert texts_of(split, changed.classes) == expected
 
 
 def test_images_are_held_out_by_their_finest_class(tmp_path):

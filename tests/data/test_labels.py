@@ -56,11 +56,6 @@ def test_a_cell_reads_back_as_the_labels_it_was_made_of(labels):
     assert parse_label_set(label_cell(labels), "here") == dict(labels)
 
 
-def test_one_label_at_most_takes_the_separator_as_part_of_the_name(tmp_path):
-    data = opened(label_table(tmp_path, "a;b", "c", "a;b", "c"), holdout=0, max_labels=1)
-    assert (data.train.all_labels.pairs, data.classes) == (None, ("a;b", "c"))
-
-
 def test_images_are_held_out_by_their_rarest_class(tmp_path):
     weights = np.zeros((60, 3))
     weights[:, 0] = 1  # every image

@@ -83,39 +83,6 @@ def test_a_data_set_of_arrays_is_taken_as_it_is(tmp_path, no_checksums):
     assert found.remarks == ()
 
 
-class InMemory(torchvision.datasets.VisionDataset):
-    """A data set that opens images by number and keeps no list of files."""
-
-    made = (("crane",), ("crane",), ("maillot", "tank suit"))
-
-    def __init__(self, root, train=True):
-        super().__init__(root)
-        self.classes, self.offset = list(self.made), 0 if train else 100
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        return Image.fromarray(noise(7, 5 + index % 2, 3, seed=index + self.offset)), index % 3
-
-
-@pytest.fixture
-def in_memory(monkeypatch):
-    monkeypatch.setattr(torchvision.datasets, "InMemory", InMemory, raising=False)
-    return InMemory
-
-
-@pytest.mark.parametrize("cache", ["never", "always"])
-def test_a_data_set_without_files_is_read_row_by_row(tmp_path, in_memory, cache):
-    found = opened(f"torchvision:InMemory@{tmp_path}", cache=cache)
-    assert found.classes == ("crane (0)", "crane (1)", "maillot, tank suit"), "two cranes are two classes"
-    assert found.splits["test"].labels.tolist() == [0, 1, 2, 0, 1, 2]
-    assert found.splits["train"].names[:2] == ["torchvision:InMemory.train[0]", "torchvision:InMemory.train[1]"]
-    for split, offset in (("train", 0), ("test", 100)):
-        for i in range(6):
-            assert np.array_equal(pixels(found.splits[split], i), noise(7, 5 + i % 2, 3, seed=i + offset))
-
-
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 

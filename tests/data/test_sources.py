@@ -17,11 +17,9 @@ from supancl.data.decode import decode
 from supancl.data.opening import open_data, open_source
 from supancl.data.preparing import draw_stratified
 from supancl.data.splits import DataSpec
-from supancl.errors import BadInput
 from tests.files import (
     archive,
     class_folders,
-    mentions,
     noise,
     picture,
     table,
@@ -56,27 +54,6 @@ def names(split):
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("folders", "splits"),
-    [
-        (("train", "val"), {"train", "val"}),
-        (("train", "test"), {"train", "test"}),
-        (("train", "val", "test"), {"train", "val", "test"}),
-        (("training", "validation"), {"train", "val"}),
-        (("Train", "Valid", "TEST"), {"train", "val", "test"}),
-        (("train",), {"train"}),
-    ],
-)
-def test_folders_named_after_splits_are_splits(tmp_path, folders, splits):
-    for folder in folders:
-        class_folders(tmp_path / folder, each=2)
-    found = source(tmp_path)
-    assert set(found.splits) == splits
-    assert found.classes == ("cat", "dog")
-    for folder in folders:
-        assert sum(f"/{folder}/" in name for split in found.splits.values() for name in names(split)) == 4
 
 
 # --- images in memory and on disk -------------------------------------------------------------------------------------
@@ -138,16 +115,6 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):
     table(tmp_path / "w.csv", "path,a,b", *(f"{path},{i % 2},{(1.0, 0.5)[i % 2]}" for i, path in enumerate(paths)))
     one, other = (data_of(tmp_path / name) for name in ("w.parquet", "w.csv"))
     assert one.summary["fingerprint"] == other.summary["fingerprint"]
-
-
-def test_files_that_a_table_lists_and_that_are_not_there_are_skipped_when_asked_for(tmp_path):
-    picture(tmp_path / "a.png")
-    listed = table(tmp_path / "l.csv", "path,label", "a.png,cat", "gone.png,cat", "sub/../a.png,cat")
-    with pytest.raises(BadInput, match=mentions("gone.png", "skip_bad_images")):
-        source(listed)
-    (tmp_path / "sub").mkdir()
-    found = source(listed, skip_bad_images=True)
-    assert (len(found.splits["train"]), list(found.skipped)) == (2, [str(tmp_path / "gone.png")])
 
 
 # --- partial labels ---------------------------------------------------------------------------------------------------

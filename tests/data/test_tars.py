@@ -16,7 +16,7 @@ import webdataset
 from PIL import Image
 
 from supancl.data.opening import open_source
-from supancl.data.sources.tars import find_tars, iter_samples
+from supancl.data.sources.tars import iter_samples
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from tests.files import mentions, noise
@@ -87,25 +87,6 @@ def test_keys_order_labels_and_pixels_are_those_webdataset_gives(tmp_path, cache
     assert [int(found.classes[label]) for label in split.labels.tolist()] == [each["cls"] for each in theirs]
     for position, each in enumerate(theirs):
         assert np.array_equal(split.batch(torch.tensor([position])).pixels[0].permute(1, 2, 0).numpy(), each["png"])
-
-
-def test_patterns_are_expanded_as_a_shell_does(tmp_path):
-    for i in (8, 9, 10, 11):
-        numbered(tmp_path / f"x-{i:02d}.tar", 1, i)
-    names = {
-        text: [path.name for path in find_tars(str(tmp_path / text))]
-        for text in ("x-{08..10}.tar", "x-{09,11}.tar", "x-0*.tar", "x-1?.tar", "{x,x}-08.tar", "x-08.tar")
-    }
-    assert names == {
-        "x-{08..10}.tar": ["x-08.tar", "x-09.tar", "x-10.tar"],
-        "x-{09,11}.tar": ["x-09.tar", "x-11.tar"],
-        "x-0*.tar": ["x-08.tar", "x-09.tar"],
-        "x-1?.tar": ["x-10.tar", "x-11.tar"],
-        "{x,x}-08.tar": ["x-08.tar"],
-        "x-08.tar": ["x-08.tar"],
-    }
-    found, _ = opened(tmp_path / "x-{08..11}.tar")
-    assert len(found.splits["train"]) == 4
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,6 @@ def check_count(count: int, max_labels: int, location: str) -> None:
         raise BadInput(f"{location}: {count} labels, more than data.max_labels = {max_labels}")
 
 
-def as_pairs(labels: Labels) -> Tensor:
-    """The pairs of any labels, of one each too."""
-    return torch.stack([labels.classes.float(), labels.weights], dim=-1)
-
-
 def labels_from_pairs(pairs: Tensor) -> Labels:
     """The labels of all images of a source; without weights if no image needs them."""
     is_label = pairs[..., 0] >= 0
@@ -74,8 +69,7 @@ def labels_from_pairs(pairs: Tensor) -> Labels:
     if most == 1 and bool((weights == 1).all()):
         return Labels(pairs[:, 0, :1].long())
     if len(weights) and not 0 < float(weights.max()) <= min(MAX_RATIO * float(weights.min()), MAX_WEIGHT):
-        low, high = float(weights.min()), float(weights.max())
-        raise BadInput(f"weights of labels are from {low:g} to {high:g}: in float32 too far apart; scale them")
+        raise BadInput(f"weights of labels are from {weights.min():g} to {weights.max():g}: too far apart for float32")
     labels = Labels.of(pairs[:, :most])
     return labels.with_rarest(labels.counts())
 
@@ -84,12 +78,9 @@ def pairs_from_sets(label_sets: Sequence[LabelSet], classes: Sequence[str]) -> T
     """(len(label_sets), L, 2): the pairs of each set, by class number."""
     number = {name: i for i, name in enumerate(classes)}
     rows = [sorted((number[name], weight) for name, weight in labels.items()) for labels in label_sets]
-    pairs = torch.zeros(len(rows), max(1, max(map(len, rows), default=1)), 2)
-    pairs[..., 0] = -1
-    for row, entries in enumerate(rows):
-        if entries:
-            pairs[row, : len(entries)] = torch.tensor(entries)
-    return pairs
+    most = max(1, max(map(len, rows), default=1))
+    padded = [[*row, *[(-1, 0.0)] * (most - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.float32).reshape(-1, most, 2)
 
 
 def pairs_from_matrix(weights: np.ndarray, max_labels: int, location: str, first_row: int = 0) -> Tensor:
@@ -98,8 +89,7 @@ def pairs_from_matrix(weights: np.ndarray, max_labels: int, location: str, first
     is_good = ((weights >= 0) & (weights <= MAX_WEIGHT)).all(1) & (weights > 0).any(1)  # NaN is neither
     if (is_wrong := ~is_good & is_labelled).any():
         row = int(np.argmax(is_wrong))
-        found = f"{location}, row {row + first_row}: {weights[row].tolist()[:20]}"
-        raise BadInput(f"{found} are no weights of classes; give one above 0, or -1 throughout for no label")
+        raise BadInput(f"{location}, row {row + first_row}: {weights[row].tolist()[:20]} are no weights of classes")
     rows, columns = np.nonzero((weights > 0) & is_labelled[:, None])
     counts = np.bincount(rows, minlength=len(weights))
     most = int(counts.max(initial=1))
@@ -114,9 +104,7 @@ def pairs_from_matrix(weights: np.ndarray, max_labels: int, location: str, first
 def weight_matrix(labels: Labels, classes: int) -> np.ndarray:
     """The weights (N, C) that `pairs_from_matrix` reads."""
     weights = labels.dense(classes, torch.float32)
-    weights[~labels.is_labelled] = -1
-    matrix: np.ndarray = weights.numpy()
-    return matrix
+    return np.asarray(weights.masked_fill(~labels.is_labelled[:, None], -1))
 
 
 def label_texts(labels: Labels, positions: Tensor, classes: Sequence[str], unlabelled: str = "") -> list[str]:

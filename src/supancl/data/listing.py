@@ -15,7 +15,7 @@ from PIL import Image
 
 from supancl.core.labels import Labels
 from supancl.data.decode import Item
-from supancl.data.labels import LabelSet, as_pairs, labels_from_pairs, pairs_from_sets
+from supancl.data.labels import LabelSet, labels_from_pairs, pairs_from_sets
 from supancl.data.splits import Source, Split, sorted_names
 from supancl.data.store.memory import ImageStore, LazyItems, take_items
 from supancl.errors import BadInput
@@ -140,28 +140,26 @@ def list_stored(
 
 def join_listings(listings: Mapping[str, Listing], cache_name: str) -> Listing:
     """One list of all images. Classes of the same name are one class; splits of the same name are one split."""
-    used: set[str] = set()
-    remarks = [remark for each in listings.values() for remark in each.remarks]
+    used, remarks = set[str](), [remark for each in listings.values() for remark in each.remarks]
     for name, each in listings.items():
-        numbers = torch.unique(each.labels.classes[each.labels.classes >= 0]).tolist()
-        used |= {each.classes[number] for number in numbers}
-        if not numbers:
+        present = {each.classes[number] for number in torch.unique(each.labels.classes).tolist() if number >= 0}
+        used |= present
+        if not present:
             remarks.append(f"{name}: none of its images has a class")
         if isinstance(each.items, StoredImages) and each.items.store.batch(each.items.rows[:1]).pixels.ndim != 4:
             raise BadInput(f"{name} holds vectors, which cannot be joined with other data; name it alone")
     classes = sorted_names(used, all(each.by_number for each in listings.values()))
     number_of = {name: number for number, name in enumerate(classes)}
-    pairs = []
-    for each in listings.values():
-        renumbering = torch.tensor([*(number_of.get(name, -1) for name in each.classes), -1])
-        pairs.append(as_pairs(renumbered(each.labels, renumbering)))
-    most = max(part.shape[1] for part in pairs)
-    padding = torch.tensor([-1.0, 0.0])
-    padded = [torch.cat([part, padding.expand(len(part), most - part.shape[1], 2)], dim=1) for part in pairs]
+    numbers = [torch.tensor([*(number_of.get(name, -1) for name in each.classes), -1]) for each in listings.values()]
+    labels = [renumbered(each.labels, new) for each, new in zip(listings.values(), numbers, strict=True)]
+    most = max(part.classes.shape[1] for part in labels)
+    pairs = [torch.tensor([-1.0, 0.0]).repeat(len(part), most, 1) for part in labels]
+    for part, padded in zip(labels, pairs, strict=True):
+        padded[:, : part.classes.shape[1]] = torch.stack([part.classes.float(), part.weights], dim=-1)
     return Listing(
         [item for each in listings.values() for item in each.items],
         np.concatenate([each.splits for each in listings.values()]),
-        labels_from_pairs(torch.cat(padded)),
+        labels_from_pairs(torch.cat(pairs)),
         classes,
         " + ".join(listings),
         tuple(remarks),

@@ -12,7 +12,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,12 +34,6 @@ from supancl.data.store.cache import (
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput, did_you_mean
 from supancl.reporter import ProgressFunction, report_to, track_task
-
-if TYPE_CHECKING:
-    pass
-else:
-    pass
-
 
 NO_SOURCE = "this recipe names no images: give data, such as a folder, a .npz or a .csv"
 

@@ -137,7 +137,7 @@ def _check_label_array(labels: np.ndarray, images: int, location: str) -> None:
     if shape[:1] != (images,) or kind not in ("biuf" if is_weights else "iuU" if len(shape) == 1 else ""):
         raise BadInput(
             f"{location}: shape {shape} of {labels.dtype} for {images} images; labels are ({images},) class numbers, "
-            f"-1 for unlabelled, or names; or ({images}, C) with the weights of C classes"
+            f"-1 for none, or names; or ({images}, C) weights"
         )
 
 
