@@ -96,3 +96,4 @@ def test_a_fault_in_ones_own_file_is_placed_there_and_the_advice_calls_that_file
     mended = run_own(tmp_path, forks, text, "pretrain", "--resume", "--out", "run")  # nothing has to be removed
     assert mended.returncode == 0, mended.stderr
     assert "next: python 'my losses.py' predict run" in mended.stdout
+    assert "\\n" not in mended.stdout

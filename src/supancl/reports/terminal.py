@@ -217,7 +217,8 @@ class Terminal(Reporter):
         dash = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
         width = min(80, line_width(self.console))
         self.console.print(f"{dash * 2} {verdict.headline} ".ljust(width, dash), style=STYLES[verdict.tone])
-        self.note(wrap_line(f"{verdict.detail[:1].upper()}{verdict.detail[1:]}", width))
+        for line in wrap_line(f"{verdict.detail[:1].upper()}{verdict.detail[1:]}", width).splitlines():
+            self.note(line)
         self.note(f"next: {command}{plugin_flags()}")
         self.note(dash * width)
 
