@@ -93,7 +93,8 @@ def split_labels(data: Any, spec: DataSpec, channels: int) -> tuple[Any, Any]:
     """
     if isinstance(data, torch.utils.data.Dataset):
         rows, size = cast(Any, data), (spec.short_side, spec.resample)  # all its photographs may not fit in memory
-        pairs = (rows[index][:2] for index in range(len(rows)))
+        read = (rows[index] for index in range(len(rows)))
+        pairs = (row[:2] if isinstance(row, (list, tuple)) else (row, None) for row in read)
         data = [(decode_any(image, channels, *size).permute(1, 2, 0).numpy(), label) for image, label in pairs]
     if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], tuple):
         return data

@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from supancl.config import parse_json
 from supancl.data.decode import LISTED_SUFFIXES, check_image_bytes, file_stamp, map_in_order, open_image_bytes
-from supancl.data.listing import SPLITS, Listing, make_listing
+from supancl.data.listing import SPLITS, Listing, MadeItem, make_listing
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES
 from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
 from supancl.data.store.memory import LazyItems
@@ -64,26 +64,11 @@ class TarIndex:
         if not self.tar.exists() or file_stamp(self.tar) != self.stamp:
             raise BadInput(f"{self.tar}: it has changed or is gone; restore it, then continue with resume")
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TarItem:
-    """An image inside a tar."""
-
-    shard: TarIndex
-    position: int
-
-    def __str__(self) -> str:
-        return f"{self.shard.tar}::{self.shard.names[self.position]}"
-
-    def stamp(self) -> tuple[int, int]:
-        size, change_time = self.shard.stamp
-        return size * 1_000_003 + int(self.shard.offsets[self.position]), change_time
-
-    def open(self) -> Any:
-        length = int(self.shard.lengths[self.position])
+    def open(self, position: int) -> Any:
+        length = int(self.lengths[position])
         check_image_bytes(length)
-        with open_regular(self.shard.tar) as file:
-            file.seek(int(self.shard.offsets[self.position]))
+        with open_regular(self.tar) as file:
+            file.seek(int(self.offsets[position]))
             return open_image_bytes(file.read(length))
 
 
@@ -95,9 +80,12 @@ class TarItems(LazyItems):
         self.ends = np.cumsum([len(shard.offsets) for shard in shards], dtype=np.int64)
         super().__init__(int(self.ends[-1]) if shards else 0, self._item)
 
-    def _item(self, index: int) -> TarItem:
-        shard = int(np.searchsorted(self.ends, index, side="right"))
-        return TarItem(self.shards[shard], index - (int(self.ends[shard - 1]) if shard else 0))
+    def _item(self, index: int) -> MadeItem:
+        number = int(np.searchsorted(self.ends, index, side="right"))
+        shard, position = self.shards[number], index - (int(self.ends[number - 1]) if number else 0)
+        (size, change_time), offset = shard.stamp, int(shard.offsets[position])
+        name = f"{shard.tar}::{shard.names[position]}"
+        return MadeItem(name, partial(shard.open, position), lambda: (size * 1_000_003 + offset, change_time))
 
 
 def is_tar(name: str) -> bool:
