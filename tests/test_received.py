@@ -249,14 +249,13 @@ def test_only_the_formats_of_the_known_suffixes_are_opened(place):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", ["L", "RGB", "RGBA", "I;16", "I;16 inverted"])
+@pytest.mark.parametrize("kind", ["L", "RGB", "RGBA", "I;16"])
 def test_pictures_are_converted_in_bands_as_they_are_at_once(kind, channels, place, monkeypatch):
     path = place / "x.tif"
-    if kind.startswith("I;16"):
+    if kind == "I;16":
         deep = np.random.default_rng(0).integers(0, 65536, (37, 23)).astype(np.uint16)
-        tags = {0x0106: 0} if "inverted" in kind else {}
-        Image.fromarray(deep).save(path, tiffinfo=tags)
-        expected = ((65535 - deep.astype(np.int64) if "inverted" in kind else deep) / 257).round().astype(np.uint8)
+        Image.fromarray(deep).save(path)
+        expected = (deep / 257).round().astype(np.uint8)
     else:
         Image.fromarray(noise(37, 23, 4)).convert(kind).save(path)
         expected = None
