@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supancl.core.labels import Labels
-from supancl.data.labels import describe_labels
+from supancl.data.labels import describe_labels, keep_classes
 from supancl.data.order import derive_seed
 from supancl.data.splits import Data, DataSpec, NoiseKind, Source, Split, fingerprint
 from supancl.errors import BadInput
@@ -61,14 +61,12 @@ def select_images(source: Source, spec: DataSpec) -> tuple[Data, str]:
     if spec.leave_out:
         if unknown := set(spec.leave_out) - set(classes):
             raise BadInput(f"data.leave_out: the data have no class {min(unknown)!r}, but {', '.join(classes)[:200]}")
-        left_out_ids = [i for i, name in enumerate(classes) if name in spec.leave_out]
-        kept_ids = [i for i, name in enumerate(classes) if name not in spec.leave_out]
-        transfer = (_take_classes(train, left_out_ids), _take_classes(held_out, left_out_ids))
-        transfer_classes = tuple(classes[i] for i in left_out_ids)
+        kept = tuple(name for name in classes if name not in spec.leave_out)
+        transfer_classes = tuple(name for name in classes if name in spec.leave_out)
+        transfer = (_take_classes(train, classes, transfer_classes), _take_classes(held_out, classes, transfer_classes))
         # an unlabelled image may show a left-out class; nobody knows, so it is trained on
-        train, held_out = (_take_classes(split, kept_ids, unlabelled=True) for split in (train, held_out))
-        test = None if test is None else _take_classes(test, kept_ids)
-        classes = tuple(classes[i] for i in kept_ids)
+        train, held_out = (_take_classes(split, classes, kept, unlabelled=True) for split in (train, held_out))
+        test, classes = None if test is None else _take_classes(test, classes, kept), kept
     if spec.imbalance > 1:
         train = train.take(draw_long_tail(train.labels, spec.imbalance))
     if spec.labelled < 1:
@@ -132,13 +130,11 @@ def draw_stratified(labels: Tensor, fraction: float, seed: int, include_singleto
     return torch.cat(selected).sort().values if selected else torch.empty(0, dtype=torch.long)
 
 
-def _take_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) -> Split:
-    """Only images of these classes, relabelled 0, 1, ... in their order."""
-    ids = torch.full((int(max([*classes, *split.labels.tolist(), 0])) + 1,), -2)
-    ids[torch.tensor(list(classes), dtype=torch.long)] = torch.arange(len(classes))
-    mapped = split.relabelled(ids)
-    keep = (mapped.labels >= 0) | ((split.labels < 0) if unlabelled else False)
-    return mapped.take(keep.nonzero()[:, 0])
+def _take_classes(split: Split, classes: Sequence[str], names: Sequence[str], unlabelled: bool = False) -> Split:
+    """Only images of the classes of these names, relabelled 0, 1, ... in their order."""
+    kept = keep_classes(split, classes, names)
+    is_kept = (kept.labels >= 0) | ((split.labels < 0) if unlabelled else False)
+    return kept.take(is_kept.nonzero()[:, 0])
 
 
 def long_tail_sizes(sizes: list[int], ratio: float) -> list[int]:
@@ -176,8 +172,6 @@ def flip_labels(labels: Tensor, classes: int, fraction: float, kind: NoiseKind =
     >>> int((noisy != labels).sum()), bool(((noisy - labels) % 4 <= 1).all())
     (20, True)
     """
-    if fraction == 0:
-        return labels
     if classes < 2:
         raise BadInput(f"data.label_noise = {fraction:g} needs at least two classes; there is {classes}")
     generator = torch.Generator().manual_seed(derive_seed(NOISE_SEED, seed))

@@ -193,11 +193,6 @@ class Split:
         checksums = self.store.pixel_checksums(self.index.cpu())
         return None if checksums is None else Content("pixels", checksums.astype(np.uint64))
 
-    def relabelled(self, ids: Tensor) -> Split:
-        """Labels, of one each, replaced by ids[label]; -1 stays."""
-        labels = self.all_labels.single
-        return replace(self, all_labels=Labels.of(torch.where(labels >= 0, ids[labels.clamp(min=0)], labels)))
-
 
 @dataclass(frozen=True)
 class Content:
