@@ -159,7 +159,7 @@ def check_classes(labels: Tensor, classes: int) -> None:
     """On a CPU, refuse labels of a step that a pool of so many classes was not made for."""
     # on a GPU this would wait for the device and break the compiled graph; indexing fails there anyway
     is_readable = labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel() > 0
-    if is_readable and (largest := int(Labels.of(labels).classes.max())) >= classes:
+    if is_readable and (largest := int((labels if labels.ndim == 1 else labels[..., 0]).max())) >= classes:
         raise ValueError(f"label {largest} in a pool made for {classes} classes")
 
 

@@ -137,7 +137,7 @@ class Rings(Pool):
                 classes, weights = classes.reshape(-1, 1), weights.reshape(-1, 1)
             slot, keep = self._assign_slots(classes.amax(1))
         else:
-            classes, weights = Labels.of(labels).single, None
+            classes, weights = labels.long() if labels.ndim == 1 else Labels.of(labels).single, None
             slot, keep = self._assign_slots(classes)
         slot = torch.where(keep, slot, self.rings * self.size)
         classes = torch.where(keep if weights is None else keep[:, None], classes, EMPTY)  # the extra slot stays empty
@@ -177,7 +177,7 @@ class Rings(Pool):
         if samples is not None:
             return self._mean_of_samples(Labels.of(labels), samples, fallback, row_range)
         if not self.has_weights:
-            row = self._row_of(Labels.of(labels).single)
+            row = self._row_of(labels.long() if labels.ndim == 1 else Labels.of(labels).single)
             count = self.tally[row]
             mean = self.sums[row] / count.clamp(min=1)[:, None]
             return torch.where((count > 0)[:, None], mean.to(fallback.dtype), fallback)
