@@ -28,6 +28,8 @@ else:
     from supancl.lazy import torch
 
 GREY_CHUNK_BYTES = 2**22
+MAX_RATIO = 200  # of the bytes of an array to its bytes in the file: real images compress far less
+MIN_CHECKED_BYTES = 2**28  # smaller arrays may have any ratio: labels in order compress by 1,000
 MAX_CLASSES = 1_000_000  # a larger label is hardly a class number: each number up to it becomes a class
 FROM_PYTHON = "arrays"  # the source of a run on arrays or lists in Python, which are not kept
 
@@ -163,7 +165,12 @@ def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -
         with open_regular(path) as file:
             check_zip(file)
             with np.load(file, allow_pickle=False) as archive:
-                check_fits_memory(sum(each.file_size for each in archive.zip.infolist()), str(path), "use a folder")
+                members = archive.zip.infolist()
+                for each in members:
+                    if each.file_size > max(MIN_CHECKED_BYTES, MAX_RATIO * each.compress_size):
+                        advice = "if you trust it, save it again with numpy.savez, which does not compress"
+                        raise BadInput(f"{path}: {each.filename} unpacks to over {MAX_RATIO} times its bytes; {advice}")
+                check_fits_memory(sum(each.file_size for each in members), str(path), "use a folder")
                 read = {name: archive[name] for name in archive.files if name in wanted}
     except BadInput:
         raise
