@@ -165,7 +165,7 @@ def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -
         with open_regular(path) as file:
             check_zip(file)
             with np.load(file, allow_pickle=False) as archive:
-                members = archive.zip.infolist()
+                members = [each for each in archive.zip.infolist() if each.filename.removesuffix(".npy") in wanted]
                 for each in members:
                     if each.file_size > max(MIN_CHECKED_BYTES, MAX_RATIO * each.compress_size):
                         advice = "if you trust it, save it again with numpy.savez, which does not compress"
