@@ -299,10 +299,8 @@ def of_cifar100(rows: dict[str, Row], lone: Mapping[str, Row]) -> Iterator[Numbe
         (ours,), (theirs,) = row.values("knn"), without.values("knn")
         found, n = gap([ours], [theirs], spread("knn")), ""
         if row.has_collapsed or without.has_collapsed:  # other runs' seeds say nothing of it
-            half, n = (
-                stats.norm.ppf(0.975) * math.sqrt((ours * (100 - ours) + theirs * (100 - theirs)) / TEST_IMAGES),
-                f"{TEST_IMAGES} images",
-            )
+            variance = (ours * (100 - ours) + theirs * (100 - theirs)) / TEST_IMAGES
+            half, n = stats.norm.ppf(0.975) * math.sqrt(variance), f"{TEST_IMAGES} images"
             found = Gap(ours - theirs, ours - theirs - half, ours - theirs + half)
         yield one(f"{name} - {without.name}", "knn", found[:3], row.results, without.results, n=n)
     for measure in ACCURACIES:
