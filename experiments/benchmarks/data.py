@@ -68,7 +68,7 @@ def contenders(paths: list[Path], scratch: Path, cores: int) -> dict[str, Callab
 
     def build() -> None:
         shutil.rmtree(scratch, ignore_errors=True)
-        kept["cache"] = Cache("benchmark", 3, SHORT, root=scratch).build(paths)[0]
+        kept["cache"] = Cache("benchmark", 3, SHORT).build(paths)[0]
 
     def read() -> None:
         for indices in torch.randperm(len(paths)).split(BATCH):
@@ -124,7 +124,7 @@ def peak_of(work: Callable[[], Any]) -> tuple[float, Any]:
     return max(highest[0], anonymous_mb()), result
 
 
-def memory_child(folder: Path, scratch: Path) -> None:
+def memory_child(folder: Path) -> None:
     """In a process of its own: the growth over a first small cache, while all is built, and while all is read."""
     paths = sorted(folder.glob("*/*.jpg"))
 
@@ -133,9 +133,9 @@ def memory_child(folder: Path, scratch: Path) -> None:
             for indices in torch.randperm(len(images)).split(BATCH):
                 images.batch(indices)
 
-    read(Cache("warm", 3, None, root=scratch).build(paths[:200])[0])
+    read(Cache("warm", 3, None).build(paths[:200])[0])
     before = anonymous_mb()
-    built, images = peak_of(lambda: Cache("all", 3, None, root=scratch).build(paths)[0])
+    built, images = peak_of(lambda: Cache("all", 3, None).build(paths)[0])
     read_peak, _ = peak_of(lambda: read(images))
     print(
         json.dumps(
@@ -154,10 +154,10 @@ def memory(root: Path, counts: Sequence[int]) -> list[dict[str, float]]:
     rows = []
     for count in counts:
         write_jpegs(root / f"small{count}", [(120, 160)], count, 85)
-        command = [sys.executable, __file__, "--child", str(root / f"small{count}"), str(root / f"scratch{count}")]
+        command = [sys.executable, __file__, "--child", str(root / f"small{count}")]
         # a freed batch goes back to the system at once, so that what is measured is held by us, not by the allocator
-        allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | allocator)
+        own = {f"MALLOC_{name}_THRESHOLD_": "65536" for name in ("MMAP", "TRIM")} | {"MALLOC_ARENA_MAX": "1"}
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | own)
         rows.append(json.loads(done.stdout))
     return rows
 
@@ -171,18 +171,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", type=int, nargs="*", default=[200, 2000, 20000], help="numbers of small images")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--before", **FLAG)
     args = parser.parse_args(argv)
     if args.before:
         sys.exit(compare("data", args.before))
     if args.child:
-        memory_child(*args.child)
+        memory_child(args.child)
         return
     torch.set_num_threads(1)
     cores = decode_threads()
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
+        root, os.environ["SUPANCL_CACHE"] = Path(folder), f"{folder}/scratch"
         paths = write_jpegs(root / "photos", [(HEIGHT, WIDTH)], args.images)
         speed = rates(paths, root / "scratch", args.rounds, cores)
         grown = memory(root, args.memory)
