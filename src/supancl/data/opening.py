@@ -33,6 +33,7 @@ from supancl.data.store.cache import (
 )
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput, did_you_mean
+from supancl.files import did_you_mean_path
 from supancl.reporter import ProgressFunction, report_to, track_task
 
 NO_SOURCE = "this recipe names no images: give data, such as a folder, a .npz or a .csv"
@@ -219,8 +220,8 @@ def _existing_path(name: str) -> Path:
         hint = "; check the path, or tell a run where its data are now: pretrain --resume --data NEW --out RUN"
         if name == arrays.FROM_PYTHON:
             hint = "; images from Python are not kept: give them again in Python (data=...), or name a source"
-        elif "/" not in name and not Path(name).suffix:
-            hint = did_you_mean(name, arrays.BUILT_IN)
+        elif near := did_you_mean_path(name) or ("" if "/" in name else did_you_mean(name, arrays.BUILT_IN)):
+            hint = near
         raise BadInput(f"no data at {name!r}{hint}")
     return Path(name)
 
