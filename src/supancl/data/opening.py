@@ -217,11 +217,10 @@ def _existing_path(name: str) -> Path:
     if not name:
         raise BadInput(NO_SOURCE)
     if not Path(name).exists():
-        hint = "; check the path, or tell a run where its data are now: pretrain --resume --data NEW --out RUN"
+        near = did_you_mean_path(name) or ("" if "/" in name else did_you_mean(name, arrays.BUILT_IN))
+        hint = near or "; check the path, or tell a run where its data are now: pretrain --resume --data NEW --out RUN"
         if name == arrays.FROM_PYTHON:
             hint = "; images from Python are not kept: give them again in Python (data=...), or name a source"
-        elif near := did_you_mean_path(name) or ("" if "/" in name else did_you_mean(name, arrays.BUILT_IN)):
-            hint = near
         raise BadInput(f"no data at {name!r}{hint}")
     return Path(name)
 
