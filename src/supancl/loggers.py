@@ -33,7 +33,7 @@ Numbers = dict[str, float]
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a service is told about a run before its numbers."""
+    """What a service gets about a run before its numbers."""
 
     folder: Path
     settings: dict[str, Any]  # of the recipe, by dotted name

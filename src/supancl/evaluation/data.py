@@ -123,7 +123,7 @@ def data_for(
 
     For the margin view, the run's own source has the same pixels as the monitor, from the same cache.
     Of a hierarchy the labels are the leaves. Other images with several labels are refused unless the caller can use
-    them. So is the run's own source if it has changed, with this way out, unless that is None.
+    them. So is the run's own source if it has changed, with this advice, unless that is None.
     """
     return with_leaf_labels(data_of_all_levels(evaluated, source, view, several_labels, way_out))
 

@@ -1,4 +1,4 @@
-"""Atomic writes, places to write, locks, and files from strangers: opened without hanging or filling the memory.
+"""Atomic writes, places to write, locks, and untrusted files: opened without hanging or filling the memory.
 
 What lies inside a run folder or a cache may come from someone else. A file there may be read through a link, but
 nothing is written, truncated or created through one; and only regular files are read, as a FIFO would never end.

@@ -394,10 +394,7 @@ def find_verdict(
     if against == "best":
         unclear = ", ".join(gap["row"] for gap in differences if gap["verdict"] != "worse")
         if not rows["worse"]:
-            return (
-                "unclear",
-                f"no row is clearly better than the others: {reference} has the highest mean",
-            )
+            return "unclear", f"no row is clearly better than the others: {reference} has the highest mean"
         text = f"use {reference}: clearly better than {', '.join(gap['row'] for gap in rows['worse'])}"
         return "good", text + f"; no clear difference from {unclear}" * bool(unclear)
     if not rows["better"]:

@@ -218,7 +218,7 @@ def _groups_by_key(items: Sequence[Item | Path]) -> dict[str, range]:
     encoded = [name.encode("utf-8", "surrogateescape") for name in names]
     stamps = np.zeros((len(items), 2), np.int64)
     for position, item in enumerate(items):
-        with contextlib.suppress(OSError):  # a missing file is told when it is decoded
+        with contextlib.suppress(OSError):  # decoding reports a missing file
             stamps[position] = item_stamp(item)
     groups, start = dict[str, range](), 0
     for end in range(1, len(items) + 1):
