@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from scipy import stats
 
 from supancl.errors import BadInput
+from supancl.evaluation.results import average
 from supancl.evaluation.suite import rank_encoders
 from supancl.stats import PooledDeviation, difference_interval, pooled_deviation, seed_stats, t_quantile
 
@@ -223,7 +224,8 @@ def ranked(study: str, rows: Mapping[str, Row]) -> Iterator[Number]:
     most = max(map(len, measured.values()), default=0)
     whole = {name: values for name, values in measured.items() if len(values) == most}
     sources = [each for name in whole for each in rows[name].results]
-    for name, rank in zip(whole, rank_encoders(whole).average_ranks, strict=True):
+    means = {name: {m: average(found) for m, found in values.items()} for name, values in whole.items()}
+    for name, rank in zip(whole, rank_encoders(means).average_ranks, strict=True):
         yield number(study, name, "average rank", [float(f"{rank:.2f}")], sources, n=f"{len(whole)} rows")
 
 

@@ -1,18 +1,16 @@
-"""The suite on miniature data sets: resumed, redone where something changed, averaged over seeds, and laid out."""
+"""The suite on miniature data sets: resumed, redone where something changed."""
 
 import os
 import shutil
 
-import numpy as np
 import pytest
 import torch
 
 from supancl.evaluation import FewShot as Episodes
 from supancl.evaluation import suite
 from supancl.evaluation.encoder import EvaluationOptions, SourceCache
-from supancl.evaluation.suite import Plan, differences, rankings, run_suite, table_warnings
+from supancl.evaluation.suite import Plan, run_suite
 from supancl.runs.encoder_file import save_encoder
-from supancl.stats import episode_half_width
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluation.made import encoder, run_folder, subject
 from tests.tiny import Notes
@@ -60,12 +58,6 @@ def counted(monkeypatch):
         suite, "evaluate", lambda who, settings, *rest: calls.append(settings.name) or plain(who, settings, *rest)
     )
     return calls
-
-
-# --- what is measured -------------------------------------------------------------------------------------------------
-
-
-# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_suite_that_was_killed_goes_on_where_it_was(root, tmp_path, monkeypatch, counted):
@@ -122,9 +114,6 @@ def test_what_changed_is_measured_again(root, tmp_path, counted):
     assert counted == ["fewshot"] * 4
 
 
-# --- failures ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_data_set_that_cannot_be_used_leaves_the_others_alone(root, tmp_path):
     run = run_folder(tmp_path / "run")
     found, _ = measured([run], small(root, shots=(1, 3)), tmp_path / "out")  # characters have 3 images
@@ -133,61 +122,3 @@ def test_a_data_set_that_cannot_be_used_leaves_the_others_alone(root, tmp_path):
     assert (fault["encoder"], fault["task"], fault["data"]) == (str(run), "fewshot 3w3s", "omniglot")
     whole, _ = measured([run], small(root), tmp_path / "out2", EvaluationOptions(CPU))
     assert len(whole.failures) == 4  # without --partial
-
-
-# --- side by side -----------------------------------------------------------------------------------------------------
-
-
-def result(group, accuracy, data="pets", task="transfer", **more):
-    return {
-        "task": task,
-        "data": data,
-        "group": group,
-        "accuracy": accuracy,
-        "label": "recipe",
-        "encoder": group,
-        "protocol": task.split()[0],
-        **more,
-    }
-
-
-def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
-    random = np.random.default_rng(0)
-    episodes = {name: random.uniform(0, 100, 40) for name in ("a0", "a1", "b0")}
-    few = {"ways": 5, "shots": 1, "queries": 16, "seed": 0, "drawn": "same"}
-    results = [
-        result(name[0], float(values.mean()), "omniglot", "fewshot 5w1s", accuracies=values.tolist(), **few)
-        for name, values in episodes.items()
-    ]
-    (gap,) = differences([*results, result("a", 10.0), result("b", 20.0)])
-    mean = (episodes["a0"] + episodes["a1"]) / 2
-    assert gap["interval"] == pytest.approx(episode_half_width(torch.from_numpy(mean - episodes["b0"])))
-    assert gap["difference"] == pytest.approx((mean - episodes["b0"]).mean())
-    assert (gap["runs"], gap["data"]) == ([2, 1], "omniglot")
-    results[2]["drawn"] = "other"  # other episodes are not comparable
-    assert differences(results) == []
-
-
-def test_a_column_that_somebody_was_trained_on_is_shown_and_ranks_nobody():
-    task = "fewshot 5w1s"
-    few = {"ways": 5, "shots": 1, "queries": 16, "seed": 0, "drawn": "same", "accuracies": [50.0, 70.0]}
-    results = [
-        result("a", 99.0, "fc100", task, overlaps_training=True, **few),
-        result("b", 60.0, "fc100", task, **few),
-        result("a", 40.0, "dtd", task, **few),
-        result("b", 50.0, "dtd", task, **few),
-        result("a", 30.0, "fc100"),
-        result("b", 20.0, "fc100"),
-    ]
-    tables = rankings(results)
-    assert tables[task].cells[0][0].mean == 99.0
-    assert tables[task].marks == (("", "second"), ("", "best"))
-    assert (tables[task].ranked, tables[task].average_ranks) == (("dtd",), (2.0, 1.0))
-    assert tables[task].averages == (40.0, 50.0)
-    assert tables["transfer"].average_ranks == (1.0, 2.0)  # another protocol has other images
-    assert [gap["data"] for gap in differences(results)] == ["dtd"]
-    assert len(table_warnings(results)) == 1
-    assert table_warnings(results[1:]) == []
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------

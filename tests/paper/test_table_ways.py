@@ -81,7 +81,7 @@ def test_ridges_chosen_on_other_kinds_of_images_are_not_ranked_together(tmp_path
 
 @pytest.mark.parametrize(
     "source",
-    ["cifar100@data", "data/cifar100.npz", "torchvision:CIFAR100@data", "data/CIFAR-100", "hf:uoft-cs/cifar100"],
+    ["cifar100@data", "data/cifar100.npz", "torchvision:CIFAR100@data", "hf:uoft-cs/cifar100"],
 )
 def test_crossed_data_are_known_by_their_name(source: str, tmp_path: Path) -> None:
     crossed = linear(55.0) | {"base": "linear-cifar100-1a2b3c", "source": source, "data": source}

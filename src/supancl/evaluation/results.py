@@ -23,10 +23,9 @@ from supancl.evaluation import PROTOCOLS
 from supancl.recipes import Recipe
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import has_collapsed
-from supancl.stats import seed_stats
+from supancl.stats import seed_stats, t_half_width
 from supancl.training.run import read_results
 
-LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # names in libraries -> names of benchmarks, where they differ
 RANDOM, START = "random weights", "its start"  # what an encoder is compared with
 LEAST_GAIN = "least gain"  # the lower end of the interval of the difference from random weights
 LARGEST = 1e100  # a larger number in a log or a result is damage
@@ -71,6 +70,16 @@ def figure_of(result: Mapping[str, Any]) -> Figure | None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return Figure(name, float(value), result.get(f"{key}_interval"))
     return None
+
+
+def figure_text(result: Mapping[str, Any]) -> str:
+    """`66.67% [39.1, 86.2]`, with `mAP ` before it if it is one; of episodes `36.05% ± 0.39`."""
+    figure = figure_of(result)
+    assert figure is not None
+    name = "" if figure.name == "accuracy" else f"{figure.name} "
+    ends = "" if figure.interval is None else " [{:.1f}, {:.1f}]".format(*figure.interval)
+    half = f" ± {result['interval']:.2f}" if "interval" in result else ""
+    return f"{name}{figure.value:.2f}%{half}{ends}"
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -123,43 +132,18 @@ def data_name(source: str) -> str:
     return _slug(stem) or "data"
 
 
-def data_label(source: str) -> str:
-    """The name of a source in results; a digest is added if it equals a benchmark's name but is not NAME@ROOT."""
+def data_label(source: str, others: Sequence[str] = ()) -> str:
+    """The name of a source in results, with a digest if others or a benchmark (unless it is NAME@ROOT) have it too."""
     name = data_name(source)
-    return f"{name}-{short_digest(source)}" if name in BENCHMARKS and registered_name(source) is None else name
-
-
-def data_names(sources: Sequence[str]) -> list[str]:
-    """A unique name for each source: two folders may have the same last component."""
-    names = [data_label(source) for source in sources]
-    longer = [
-        name if names.count(name) == 1 else f"{data_name(str(Path(source).parent))}-{name}"
-        for name, source in zip(names, sources, strict=True)
-    ]
-    return [name if longer.count(name) == 1 else f"{name}-{i + 1}" for i, name in enumerate(longer)]
+    is_taken = name in BENCHMARKS and registered_name(source) is None
+    is_taken |= any(data_name(other) == name for other in others if other != source)
+    return f"{name}-{short_digest(source)}" if is_taken else name
 
 
 def data_set_of(source: str) -> str | None:
-    """The benchmark that a source is, by its name: NAME@ROOT, or the name of a library's data set, a file or folder.
-
-    Case and punctuation do not matter.
-
-    >>> [data_set_of(source) for source in ("cifar10@data", "torchvision:CIFAR100@data", "photos/cifar-10.npz")]
-    ['cifar10', 'cifar100', 'cifar10']
-    >>> [data_set_of(source) for source in ("OxfordIIITPet", "cub_200_2011", "mnist")]
-    ['pets', 'cub200', None]
-    """
-    target = _letters_and_digits(data_name(source))
-    for benchmark, row in BENCHMARKS.items():
-        # ImageNet-100 only by its name: a folder `imagenet` has other classes too
-        folders = () if row.pretraining else tuple(Path(folder).name for folder in row.folders)
-        if target in {_letters_and_digits(candidate) for candidate in (benchmark, *folders)}:
-            return benchmark
-    return registered_name(source) or LIBRARY_NAMES.get(target)
-
-
-def _letters_and_digits(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """The benchmark that has the name of a source, such as cifar100 for torchvision:CIFAR100@data."""
+    name = data_name(source)
+    return name if name in BENCHMARKS else None
 
 
 def short_digest(source: str) -> str:
@@ -222,11 +206,12 @@ class Row:
 
 
 class Average(NamedTuple):
-    """Mean and sample standard deviation over n rows."""
+    """The mean of n values, their sample standard deviation, and half a 95% interval; nan: unknown."""
 
     mean: float
-    sd: float
-    n: int
+    sd: float = math.nan
+    interval: float = math.nan
+    n: int = 1
 
 
 def numbers(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
@@ -288,9 +273,10 @@ def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def average(values: Sequence[float]) -> Average:
-    """Mean over seeds; nan if there is no value, and no deviation of one.
+    """Over seeds; nan if there is no value.
 
-    >>> average([70.0, 71.0, 72.0])
-    Average(mean=71.0, sd=1.0, n=3)
+    >>> [round(value, 2) for value in average([70.0, 71.0, 72.0])]
+    [71.0, 1.0, 2.48, 3]
     """
-    return Average(*seed_stats(values), len(values))
+    mean, sd = seed_stats(values)
+    return Average(mean, sd, t_half_width(sd, len(values)) if len(values) > 1 else math.nan, len(values))

@@ -23,7 +23,6 @@ from supancl.paper.toy_study import PAPER as TOY_NAMES
 from supancl.recipes import Recipe, recipe
 from supancl.runs.encoder_file import check_same_run, load_encoder, read_header
 from supancl.runs.folder import RunFolder, folder_of_encoder
-from supancl.stats import t_half_width
 from supancl.training.run import read_result
 
 PROBES = {"lbfgs": "convex probe", "sgd": "SGD probe"}
@@ -185,8 +184,7 @@ def way_of(row: Row) -> Way:
 
 
 def mean_score(values: Sequence[float], way: Way) -> Score:
-    mean, sd, n = average(values)
-    return Score(mean, sd, t_half_width(sd, n) if n > 1 else math.nan, n, way)
+    return Score(*average(values), way)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

@@ -12,18 +12,18 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.cells import cell_len
 
 from supancl.errors import BadInput, did_you_mean, make_visible
 from supancl.files import escape_formula, write_json, write_text
 from supancl.reporter import say, show, warn
-from supancl.stats import t_half_width
 
 if TYPE_CHECKING:  # torch takes seconds, and a list of runs needs none
-    from supancl.evaluation.suite import Mark, Ranking
+    from supancl.evaluation.suite import Ranking
 
+Mark = Literal["", "best", "second"]
 LEGEND = "* best, + second best"
 GAP = "  "  # between columns of text
 LATEX_SIGNS = str.maketrans(
@@ -251,28 +251,33 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 def score_table(ranking: Ranking, form: str = "text") -> str:
     """The table of a ranking: a row per encoder, a column per data set, then the average rank.
 
-    >>> from supancl.evaluation.suite import rank_encoders
-    >>> print(score_table(rank_encoders({"byol": {"pets": 80.0}, "supbyol": {"pets": 82.5}}), "markdown"), end="")
+    >>> from supancl.evaluation.suite import Average, rank_encoders
+    >>> print(score_table(rank_encoders({"a": {"pets": Average(80.0)}, "b": {"pets": Average(82.5)}}), "markdown"))
     | Encoder | pets | Avg. rank |
     | --- | ---: | ---: |
-    | byol | <u>80.00</u> | 2.00 |
-    | supbyol | **82.50** | 1.00 |
+    | a | <u>80.00</u> | 2.00 |
+    | b | **82.50** | 1.00 |
+    <BLANKLINE>
     """
+    scores, datasets = ranking.scores, ranking.datasets
     if form == "csv":  # a row per number
-        names = [(encoder, data) for encoder in ranking.encoders for data in ranking.datasets]
-        scores = zip(names, (score for row in ranking.cells for score in row), strict=True)
-        tidy = [[*name, *("" if value is None else str(value) for value in score)] for name, score in scores if score]
-        return write_table(Table(["encoder", "data", "mean", "spread", "n"], tidy), form)
+        tidy = [[name, data, *map(str, score)] for name, row in scores.items() for data, score in row.items()]
+        return write_table(Table(["encoder", "data", "mean", "sd", "interval", "n"], tidy), form)
+    counted = {
+        data: [row.get(data) if data not in ranking.unranked else None for row in scores.values()] for data in datasets
+    }
+    marks = {data: mark_best([score and score.mean for score in column], 2) for data, column in counted.items()}
+    has_ranks = len(scores) > 1 and bool(ranking.ranked)
     rows: list[Row] = []
-    for number, encoder in enumerate(ranking.encoders):
-        cells = [Cell(encoder, suffix=ranking.seeds(number).strip())]
-        for score, mark in zip(ranking.cells[number], ranking.marks[number], strict=True):
-            half = score.uncertainty if score else None
-            if score and half is not None and score.runs > 1:
-                half = t_half_width(half, score.runs)
-            cells.append(Cell(mean_text(score.mean, half, 2) if score else "", mark))
-        rows.append([*cells, *[mean_text(ranking.average_ranks[number], None, 2)] * ranking.has_ranks])
-    columns = ["Encoder", *ranking.datasets, *["Avg. rank"] * ranking.has_ranks]
+    for number, (encoder, row) in enumerate(scores.items()):
+        runs = sorted({score.n for score in row.values()} - {1})
+        cells = [
+            Cell(mean_text(row[data].mean, row[data].interval, 2) if data in row else "", marks[data][number])
+            for data in datasets
+        ]
+        name = Cell(encoder, suffix=f"(n = {' or '.join(map(str, runs))})" * bool(runs))
+        rows.append([name, *cells, *[mean_text(ranking.average_ranks[number], None, 2)] * has_ranks])
+    columns = ["Encoder", *datasets, *["Avg. rank"] * has_ranks]
     notes = ["± half a 95% interval, over n seeds or over episodes"] * (form == "text")
     return write_table(Table(columns, rows, "l" + "r" * (len(columns) - 1), notes=notes), form)
 

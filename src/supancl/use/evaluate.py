@@ -126,7 +126,7 @@ def run_protocol(
         sources = list(select_sources(data, root, sets, "few-shot" if isinstance(settings, FewShot) else "transfer"))
     opened = open_encoders(encoders, options, baselines=not no_baselines and not isinstance(settings, FewShot))
     from supancl.evaluation.protocols import evaluate
-    from supancl.evaluation.results import data_names
+    from supancl.evaluation.results import data_label
 
     if len(opened) == 1 and not settings.needs_data:
         result = evaluate(opened[0], settings, *sources)
@@ -139,7 +139,11 @@ def run_protocol(
     from supancl.reports.tables import print_score_tables
 
     check_seeds(opened)
-    named = data_names([source or "" for source in sources]) if settings.needs_data else [None]
+    named = (
+        [data_label(source, [*filter(None, sources)]) for source in sources if source]
+        if settings.needs_data
+        else [None]
+    )
     rows = (
         [replace(settings, shots=(shots,)) for shots in dict.fromkeys(settings.shots)]
         if isinstance(settings, FewShot)
@@ -153,8 +157,7 @@ def run_protocol(
     ]
     if not settings.needs_data:
         found = list(dict.fromkeys(result["source"] for result in results))
-        short = dict(zip(found, data_names(found), strict=True))
-        results = [result | {"data": short[result["source"]]} for result in results]
+        results = [result | {"data": data_label(result["source"], found)} for result in results]
     tasks = {"knn": "k-NN (k = {k})", "fewshot": "fewshot {ways}w{shots}s"}  # the title of a table
     results = [result | {"task": tasks.get(settings.name, settings.name).format_map(result)} for result in results]
     summary = print_score_tables(results, format)
@@ -170,17 +173,9 @@ def run_protocol(
 
 def of_images(result: Mapping[str, Any], images: str = "tested_images") -> str:
     """`66.67% [39.1, 86.2] of 12 images`, or `mAP 61.50% [58.0, 64.5] of 40 images`: figure and 95% interval."""
+    from supancl.evaluation.results import figure_text
+
     return f"{figure_text(result)} of {result[images]} images"
-
-
-def figure_text(result: Mapping[str, Any]) -> str:
-    from supancl.evaluation.results import figure_of
-
-    figure = figure_of(result)
-    assert figure is not None
-    name = "" if figure.name == "accuracy" else f"{figure.name} "
-    ends = "" if figure.interval is None else " [{:.1f}, {:.1f}]".format(*figure.interval)
-    return f"{name}{figure.value:.2f}%{ends}"
 
 
 def describe(result: Mapping[str, Any]) -> list[str]:
@@ -206,6 +201,8 @@ def describe(result: Mapping[str, Any]) -> list[str]:
 
 def describe_certainty(result: Mapping[str, Any]) -> list[str]:
     """Levels, groups of classes, what the figure is tested with, and the verdict."""
+    from supancl.evaluation.results import figure_text
+
     tested, lines = result.get("cross_validated") or result, []
     for level in result.get("levels", ()):
         k = "" if level.get("k") == result.get("k") else f", k = {level['k']}"

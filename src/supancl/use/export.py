@@ -347,8 +347,7 @@ def _training(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, str]]:
 
 def _results(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, ...]]:
     """The accuracies of these weights in RUN/evaluate."""
-    from supancl.evaluation.results import data_name, figure_of
-    from supancl.evaluation.suite import describe_result
+    from supancl.evaluation.results import data_name, figure_of, figure_text
 
     for path in sorted(evaluated.run.evaluations.glob("*.json")) if evaluated.run is not None else ():
         result = read_json(path)
@@ -358,4 +357,9 @@ def _results(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, ...]]:
             data = data_name(str(result.get("source") or result.get("data") or ""))
             data += " (trained on some of these images)" * bool(result.get("overlaps_training"))
             name = ", ".join([PROTOCOLS.get(protocol, protocol), *details])
-            yield name, data, describe_result(result), str(result.get("verdict") or "")
+            yield (
+                name,
+                data,
+                f"{figure_text(result)}, images: {result.get('tested_images') or result.get('images')}",
+                str(result.get("verdict") or ""),
+            )

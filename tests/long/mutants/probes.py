@@ -142,12 +142,11 @@ VARIANCE = (
 )
 
 SUITE = (
-    Mutant("None if len(numbers) == 1 else sd", "sd"),
-    Mutant("    table[:, [data in unranked for data in columns]] = math.nan\n", ""),
+    Mutant("if data not in unranked and all(", "if all("),
     Mutant("higher = (table[None] > table[:, None]).sum(1)", "higher = (table[None] < table[:, None]).sum(1)"),
     Mutant("higher + (equal + 1) / 2", "higher + equal"),
     Mutant("higher + (equal + 1) / 2", "higher + 1"),
-    Mutant("if not math.isnan(value)}, reverse=True)", "if not math.isnan(value)})"),
+    Mutant("found if found.n > 1 else found._replace", "found._replace"),
 )
 
 ANSWERS = (
