@@ -17,21 +17,14 @@ from supancl import recipe
 from supancl.cli import main
 from supancl.data.opening import open_data
 from supancl.runs.folder import RunFolder
-from supancl.sweeps import runner
-from supancl.sweeps.runner import FAILURE_FILE, Sweep, default_jobs, open_held_out
+from supancl.sweeps import Sweep, runner
+from supancl.sweeps.runner import FAILURE_FILE, default_jobs, open_held_out, train_runs
 from tests.files import archive, class_folders
 from tests.started import Started
 from tests.tiny import poisoned
 
-ROWS = {"low": recipe("digits.supsiam"), "high": recipe("digits.supsiam").with_set({"loss.alpha": 1.0})}
 SMALL = ["--set", "data.limit=128", "--set", "encoder.width=16", "--device", "cpu", "--seeds", "2"]
 ALPHAS = ["compare", "digits.supsiam", "--set", "loss.alpha=0,1", *SMALL]
-
-
-def test_every_row_is_trained_with_every_seed(tmp_path: Path) -> None:
-    runs = Sweep(tmp_path, seeds=2).with_seeds(ROWS, "a test")
-    assert list(runs) == ["low-seed-0", "low-seed-1", "high-seed-0", "high-seed-1"]
-    assert [run.train.seed for run in runs.values()] == [0, 1, 0, 1]
 
 
 def test_an_auto_recipe_is_fitted_once_so_that_its_runs_can_be_continued(tmp_path: Path) -> None:
@@ -90,14 +83,20 @@ def test_a_run_that_fails_does_not_end_the_others_and_goes_on_when_asked(tmp_pat
 
 def test_a_study_goes_on_without_steps_that_gave_no_numbers_and_keeps_its_finished_runs(tmp_path, monkeypatch) -> None:
     small = {"data.limit": 128, "encoder.width": 16, "train.device": "cpu", "train.epochs": 1, "train.batch_size": 16}
-    recipes = {f"seed-{seed}": recipe("digits.supsiam").with_set({**small, "train.seed": seed}) for seed in (0, 1)}
-    data, out = open_data(recipes["seed-0"].data, 1), tmp_path / "study"
-    begun = fail_at(monkeypatch, "seed-1")
-    assert [*Sweep(out, jobs=1).train(recipes, data).failed] == ["seed-1"]
-    asked = {name: each.with_set({"train.on_nan": "skip"}) for name, each in recipes.items()}
-    assert not Sweep(out, jobs=1, retry=True).train(asked, data).failed
-    assert begun == ["seed-0", "seed-1", "seed-1"]
-    assert [RunFolder(out / name).read_recipe()[0].train.on_nan for name in recipes] == ["stop", "skip"]
+    out, base = tmp_path / "study", recipe("digits.supsiam").with_set(small)
+    data, begun = open_data(base.data, 1), fail_at(monkeypatch, "row-seed-1")
+
+    def ended(made, **options) -> list[bool]:
+        sweep = Sweep("study", {"out": out, "jobs": 1, "seeds": 2, **options})
+        return [
+            outcome is None for outcome in train_runs(sweep, sweep.with_seeds({"row": made}, "a test"), data).values()
+        ]
+
+    assert ended(base) == [True, False]
+    assert ended(base.with_set({"train.on_nan": "skip"}), retry=True) == [True, True]
+    assert begun == ["row-seed-0", "row-seed-1", "row-seed-1"]
+    found = [RunFolder(out / f"row-seed-{seed}").read_recipe()[0].train for seed in (0, 1)]
+    assert [(train.seed, train.on_nan) for train in found] == [(0, "stop"), (1, "skip")]
 
 
 def test_a_study_does_not_go_on_with_other_data_or_settings(tmp_path: Path) -> None:

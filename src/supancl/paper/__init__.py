@@ -17,7 +17,7 @@ from supancl.reporter import report_progress, say, show
 from supancl.reports.page import picture_output
 from supancl.reports.tables import plain_table
 from supancl.runs.folder import next_folder
-from supancl.sweeps import SweepRequest, SweepSettings, check_overrides
+from supancl.sweeps import Sweep, SweepSettings, check_overrides, select_rows
 from supancl.use import EncoderArgument, EncoderOptions, check_above, check_named_source, open_encoders
 from supancl.use.look import listed_classes, split_title
 
@@ -164,25 +164,21 @@ def study(
 def run_study(what: str, recipe: str, rows: str | None, on_test: bool, settings: Mapping[str, Any]) -> dict[str, Any]:
     require_single_process("a study")
     from supancl.paper.studies import STUDIES, train_rows
-    from supancl.sweeps.runner import check_monitored, select_rows
+    from supancl.sweeps.runner import check_folder, check_monitored, raise_failed
 
-    request, plan = (
-        SweepRequest("collapse" if what == "collapse" else f"study-{what}", settings, seeds=1),
-        STUDIES[what],
-    )
-    base = request.recipe(recipe)
+    sweep, plan = Sweep("collapse" if what == "collapse" else f"study-{what}", settings, seeds=1), STUDIES[what]
+    base = sweep.recipe(recipe)
     plan.check(base)
-    check_overrides(request.given, {**plan.varies, "train.seed": "seeds"})
+    check_overrides(sweep.given, {**plan.varies, "train.seed": "seeds"})
     check_monitored(base)
     selected = select_rows(plan.rows(base), rows, "study")
-    sweep = request.sweep()
-    sweep.check_folder(base)
-    result, table, runs = train_rows(what, base, selected, sweep, on_test)
+    check_folder(sweep, base)
+    result, table, outcomes = train_rows(what, base, selected, sweep, on_test)
     show(table)
     for line in result["differences"]:
         say(line)
-    say(f"runs and tables in {request.out}; the paper's table: supancl paper table {plan.table} {request.out}")
-    sweep.raise_failed(runs, result)
+    say(f"runs and tables in {sweep.out}; the paper's table: supancl paper table {plan.table} {sweep.out}")
+    raise_failed(sweep, outcomes, result)
     return result
 
 
@@ -236,9 +232,9 @@ def table(
     if trains and runs:
         raise BadInput(f"{runs[0]}: a table is filled from runs or trained, not both; name runs, or settings to train")
     if trains:
-        request = SweepRequest(f"table-{layout.name}", {"out": f"runs/table-{layout.name}", **settings}, seeds=1)
+        sweep = Sweep(f"table-{layout.name}", {"out": f"runs/table-{layout.name}", **settings}, seeds=1)
         details = {"rows": rows, "family": family, "recipe": recipe, "benchmarks": benchmarks}
-        return make_table(layout, request, details, format, dry_run)
+        return make_table(layout, sweep, details, format, dry_run)
     filled = fill(layout, read_entries(runs))
     if out is None:
         show(to_show(filled, format))
@@ -250,17 +246,14 @@ def table(
     return filled.to_json()
 
 
-def make_table(
-    layout: Layout, request: SweepRequest, details: Mapping[str, Any], form: str, dry_run: bool
-) -> dict[str, Any]:
+def make_table(layout: Layout, sweep: Sweep, details: Mapping[str, Any], form: str, dry_run: bool) -> dict[str, Any]:
     """Train and evaluate what is missing, then fill the table; the same command again continues."""
     require_single_process("a table")
     from supancl.paper.make import complete, make_plan
     from supancl.paper.pivot import to_show, write
     from supancl.sweeps.runner import RunsFailed
 
-    out, sweep = request.out, request.sweep()
-    plan = make_plan(layout, request, sweep, **details)
+    out, plan = sweep.out, make_plan(layout, sweep, **details)
     states = {name: plan.state(name) for name in plan.runs}
     rows = [[name, recipe.name, states[name]] for name, recipe in plan.runs.items()]
     show(plain_table(f"Table {layout.name}, runs: {len(rows)}", ["run", "recipe", "state"], rows))

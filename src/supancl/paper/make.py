@@ -21,19 +21,18 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import read_end
-from supancl.sweeps import SweepRequest, check_overrides
+from supancl.sweeps import Sweep, check_overrides, select_rows
 from supancl.sweeps.runner import (
     Failure,
     Measurement,
     RunEvaluator,
     RunsFailed,
-    Sweep,
+    check_folder,
     check_monitored,
     check_same_recipe,
-    has_projector,
     open_recipe_data,
     read_failure,
-    select_rows,
+    train_runs,
 )
 
 PAPERS_FAMILY = {"8": ("cifar100",), "G.1": ("vit",), "H.1": ("cifar10", "cifar100")}  # imagenet100 for the others
@@ -86,7 +85,6 @@ class Plan:
 
 def make_plan(
     layout: Layout,
-    request: SweepRequest,
     sweep: Sweep,
     *,
     rows: str | None,
@@ -94,18 +92,18 @@ def make_plan(
     **recipes: str | None,
 ) -> Plan:
     """Plan the table's rows, or those of --rows, with every seed, in the folder of the sweep."""
-    check_overrides(request.given, {"train.seed": "seeds"})
+    check_overrides(sweep.given, {"train.seed": "seeds"})
     root = Path(benchmarks) if benchmarks else None
     if root is not None and not root.is_dir():
         raise BadInput(f"benchmarks {root}: no such folder; give the folder that holds the data sets")
-    found, without_recipe = table_rows(layout, request, root, **recipes)
+    found, without_recipe = table_rows(layout, sweep, root, **recipes)
     chosen = {name: hold_out_for_ridge(layout, row) for name, row in select_rows(found, rows, "table").items()}
     for row in chosen.values():
         if not row.data.source:
             raise BadInput(f"Table {layout.name} trains {row.name}; give its training data with data")
         check_monitored(row)
     runs = sweep.with_seeds(chosen, f"Table {layout.name}")
-    sweep.check_folder(next(iter(runs.values())))
+    check_folder(sweep, next(iter(runs.values())))
     for name, recipe in runs.items():
         check_same_recipe(resolve_warmup(recipe), RunFolder(sweep.out / name))
     return Plan(layout, runs, sweep.out, root, tuple(without_recipe))
@@ -123,32 +121,32 @@ def hold_out_for_ridge(layout: Layout, row: Recipe) -> Recipe:
 
 
 def table_rows(
-    layout: Layout, request: SweepRequest, benchmarks: Path | None, family: str | None, recipe: str | None
+    layout: Layout, sweep: Sweep, benchmarks: Path | None, family: str | None, recipe: str | None
 ) -> tuple[Rows, list[str]]:
     """The table's rows as recipes, and the names of the recipes that do not exist."""
     if layout.name == "2":
         raise BadInput("Table 2 needs a toy study: supancl paper toy --out DIR, then supancl paper table 2 DIR")
     families = (family,) if family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
     if layout.name in STUDY_OF:
-        base = request.recipe(recipe or f"{families[0]}.supsiam")
+        base = sweep.recipe(recipe or f"{families[0]}.supsiam")
         study = STUDIES[STUDY_OF[layout.name]]
-        check_overrides(request.given, study.varies)
+        check_overrides(sweep.given, study.varies)
         study.check(base)
         # Table 7 has no row without a pool
         return {name: row for name, row in study.rows(base).items() if name != "none"}, []
     if recipe:
         raise BadInput(f"recipe {recipe}: Table {layout.name} has one row per method; give family or rows")
     if layout.name == "F.3":
-        check_overrides(request.given, STUDIES["memory"].varies)
+        check_overrides(sweep.given, STUDIES["memory"].varies)
         names = {method: f"{families[0]}.{method}" for method in ("supcon", "supsiam")}
     elif layout.by_method:
-        if "data.source" in request.given and len(families) > 1:
+        if "data.source" in sweep.given and len(families) > 1:
             raise BadInput("Table H.1 needs two data sets; give benchmarks ROOT, or family cifar10 data SOURCE")
         names = {f"{family}-{name}": f"{family}.{name}" for family in families for name in layout.paper.columns}
     else:
         names = {method: f"{families[0]}.{method}" for method in next(iter(layout.paper.rows.values()))}
     without_recipe = [name for name in names.values() if name not in RECIPES]
-    rows = {row: request.recipe(name) for row, name in names.items() if name in RECIPES}
+    rows = {row: sweep.recipe(name) for row, name in names.items() if name in RECIPES}
     if not rows:
         raise BadInput(f"there is no recipe {' and no '.join(without_recipe)}; choose another family")
     if layout.name == "F.3":  # SupCon without and with a memory bank, and SupSiam, each at both batch sizes
@@ -175,7 +173,8 @@ def complete(plan: Plan, sweep: Sweep) -> tuple[FilledTable, dict[str, Failure]]
     for source in dict.fromkeys(recipe.data.source for recipe in plan.runs.values()):
         runs = {name: recipe for name, recipe in plan.runs.items() if recipe.data.source == source}
         if any(plan.state(name) != DONE for name in runs):
-            failed |= sweep.train(runs, open_recipe_data(next(iter(runs.values())))).failed
+            outcomes = train_runs(sweep, runs, open_recipe_data(next(iter(runs.values()))))
+            failed |= {name: failure for name, failure in outcomes.items() if failure}
     trained = [name for name in plan.runs if plan.state(name) == DONE]
     if not trained:
         raise RunsFailed(failed, {"rows": list(plan.runs)}, sweep.out)
@@ -226,6 +225,6 @@ def measurements(plan: Plan, name: str, evaluator: RunEvaluator) -> list[Measure
     wanted = {
         "knn": Measurement("knn", split),
         "linear": Measurement("linear", split, layout.probe),
-        "within": of_projector if has_projector(folder) else Measurement("variance", split),
+        "within": of_projector if RunFolder(folder).projector.is_file() else Measurement("variance", split),
     }
     return [measurement for column, measurement in wanted.items() if column in columns]

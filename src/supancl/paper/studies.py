@@ -26,21 +26,21 @@ from supancl.recipes import Recipe
 from supancl.reports.tables import Table, mean_text, plain_table, to_markdown
 from supancl.runs.folder import RunFolder
 from supancl.runs.provenance import commit, versions
+from supancl.sweeps import Sweep
 from supancl.sweeps.compare import compare_rows
 from supancl.sweeps.runner import (
     Measurement,
+    Outcomes,
     Result,
     RunEvaluator,
-    Runs,
-    Sweep,
     check_monitored,
     collect_results,
-    has_projector,
     open_held_out,
     open_recipe_data,
-    saved_results,
     summarize,
+    train_runs,
 )
+from supancl.training.run import read_results
 
 BATCHES = (128, 256)  # Table F.3
 ENDS = ("collapsed", "failed")
@@ -247,8 +247,8 @@ STUDIES: dict[str, Study] = {
 # --- a study: trained, measured, compared -----------------------------------------------------------------------------
 
 
-def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Result, Table, Runs]:
-    """Train and measure the rows of a study; returns the content of its .json, its table, and the runs."""
+def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Result, Table, Outcomes]:
+    """Train and measure the rows of a study; returns the content of its .json, its table, and how the runs ended."""
     started, study, split = time.perf_counter(), STUDIES[name], "test" if on_test else "held-out"
     is_collapse = name == "collapse"  # Table 8: nothing is chosen, and the monitor's last check is the measurement
     if on_test or is_collapse:
@@ -261,7 +261,7 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
             holdout = {"data.holdout": with_holdout.data.holdout}
             rows = {row: recipe.with_set(holdout, because="study") for row, recipe in rows.items()}
     because, papers = ("collapse study", "collapse, k-NN") if is_collapse else ("study", "Avg")
-    runs, evaluator = sweep.train(sweep.with_seeds(rows, because), data), RunEvaluator(base.train.device)
+    outcomes, evaluator = train_runs(sweep, sweep.with_seeds(rows, because), data), RunEvaluator(base.train.device)
 
     def measure(folder: Path) -> dict[str, float | None]:
         if not is_collapse:
@@ -271,7 +271,7 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
 
     cells = {cell_name(key): {"pool": key[0], "ema": key[1]} for key in COLLAPSE_CELLS}
     labels = {row: {"row": row, **(cells[row] if is_collapse else {})} for row in rows}
-    results = collect_results(sweep, runs, labels, study.measures, measure)
+    results = collect_results(sweep, outcomes, labels, study.measures, measure)
     order = sorted(rows, key=lambda row: row != study.reference)  # the others are compared with the first
     compares = len(rows) > 1 and not is_collapse
     result: Result = {
@@ -312,16 +312,16 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
     file = sweep.out / ("collapse.json" if is_collapse else "study.json")
     write_text(file.with_suffix(".md"), f"{title}\n\n{to_markdown(replace(table, caption=''))}{remarks}\n")
     write_json(file, result)
-    return result, table, runs
+    return result, table, outcomes
 
 
 def measure_row(folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:
     """Measure a run and save the result as evaluate/study.json in its folder."""
     trained, _ = RunFolder(folder).read_recipe()
     measured = evaluator.measure(folder, ("knn", "linear", "ratio"), split, DEFAULT_K)
-    if isinstance(trained.loss, Align) and has_projector(folder):  # Table 1's variance
+    if isinstance(trained.loss, Align) and RunFolder(folder).projector.is_file():  # Table 1's variance
         evaluator.rows(folder, Measurement("variance", "train", layer="projector"))
     content = jsonable({"protocol": "study", "data": trained.data.source, "split": split, **measured})
-    if ("study", content) not in saved_results(folder):
+    if read_results(folder).get("study") != content:
         RunFolder(folder).write_evaluation("study", content)
     return {key: content[key] for key in MEASURES}

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeVar
 
 from supancl.config import flattened, parse_value
-from supancl.errors import BadInput
+from supancl.errors import BadInput, did_you_mean
 from supancl.loggers import open_loggers
 from supancl.recipes import Recipe, find_recipe, recipe
 from supancl.recipes.shorthands import RecipeSettings, full_name, parse_set, with_settings
@@ -20,8 +20,7 @@ from supancl.reports.terminal import print_warning
 from supancl.runs.folder import next_folder
 from supancl.training.start import as_sources
 
-if TYPE_CHECKING:
-    from supancl.sweeps.runner import Sweep
+T = TypeVar("T")
 
 
 class SweepSettings(RecipeSettings, total=False):
@@ -57,11 +56,14 @@ class SweepSettings(RecipeSettings, total=False):
     logger: list[str]
 
 
-class SweepRequest:
-    """The recipes and the sweep that a command was asked for."""
+class Sweep:
+    """What a command was asked for: settings of its recipes, and how its runs are trained.
+
+    Each row, a named recipe, is trained with seeds 0 to `seeds` - 1 in out/ROW-seed-N.
+    """
 
     def __init__(self, kind: str, options: Mapping[str, Any], seeds: int = 3) -> None:
-        self.options = dict(options)
+        self.compat = options.get("compat")
         own = SweepSettings.__annotations__.keys() - RecipeSettings.__annotations__.keys()
         given = {name: value for name, value in options.items() if name not in own} | parse_set(options.get("set"))
         reference = recipe("cifar100.supsiam")  # has every field that a flag names
@@ -69,24 +71,43 @@ class SweepRequest:
         if sources := as_sources(options.get("data")):
             self.given |= {"data.source": sources[0], "data.joined": tuple(sources[1:])}
         self.out = Path(options.get("out") or next_folder(kind))
-        self.seeds = options.get("seeds", seeds)
+        self.seeds, self.retry = options.get("seeds", seeds), options.get("retry", False)
+        # several processes would import a user's script again, so from Python runs are trained one by one;
+        # None: as many at once as suit the recipe
+        self.jobs: int | None = options.get("jobs", None if has_reporter() else 1)
+        if min(self.seeds, 1 if self.jobs is None else self.jobs) < 1:
+            raise BadInput(f"seeds {self.seeds}, jobs {self.jobs}: must be at least 1")
+        # the runs may be trained in other processes, and say nothing but what their loggers warn of
+        self.run_reporter = partial(open_loggers, tuple(options.get("logger") or ()), warn=print_warning)
 
     def recipe(self, name: Recipe | str | Path) -> Recipe:
         """The recipe with the settings; one that it cannot take is refused with its name."""
         try:
-            return find_recipe(name, self.options.get("compat"), self.given)
+            return find_recipe(name, self.compat, self.given)
         except BadInput as error:
             raise BadInput(str(error) if str(name) in str(error) else f"{name}: {error}") from None
 
-    def sweep(self) -> Sweep:
-        """The sweep; each of its runs has the loggers that were named."""
-        from supancl.sweeps.runner import Sweep
+    def with_seeds(self, rows: Mapping[str, Recipe], because: str) -> dict[str, Recipe]:
+        """The runs by name: each row with every seed."""
+        return {
+            run_name(row, seed): recipe.with_set({"train.seed": seed}, because=because)
+            for row, recipe in rows.items()
+            for seed in range(self.seeds)
+        }
 
-        # the runs may be trained in other processes, and say nothing but what their loggers warn of
-        run_reporter = partial(open_loggers, tuple(self.options.get("logger") or ()), warn=print_warning)
-        # several processes would import a user's script again, so from Python runs are trained one by one
-        jobs = self.options.get("jobs", None if has_reporter() else 1)
-        return Sweep(self.out, self.seeds, jobs, self.options.get("retry", False), run_reporter)
+
+def run_name(row: str, seed: int) -> str:
+    """The name of a run, and of its folder."""
+    return f"{row}-seed-{seed}"
+
+
+def select_rows(rows: Mapping[str, T], requested: str | None, kind: str) -> dict[str, T]:
+    """The rows that `--rows A,B` names, in the order of `rows`; all rows if it is None."""
+    names = list(rows) if requested is None else [name.strip() for name in requested.split(",")]
+    for name in names:
+        if name not in rows:
+            raise BadInput(f"rows {requested}: no row {name!r} in this {kind}{did_you_mean(name, rows)}")
+    return {name: row for name, row in rows.items() if name in names}
 
 
 def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:

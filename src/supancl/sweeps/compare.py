@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Unpack
 
@@ -16,12 +16,12 @@ from supancl.distributed import require_single_process
 from supancl.errors import BadInput
 from supancl.files import write_json, write_text
 from supancl.reporter import say, show
-from supancl.reports.tables import Cell, Row, Table, mark_best, mean_text, to_latex, to_markdown
+from supancl.reports.tables import Row, Table, mean_text, to_latex, to_markdown
 from supancl.stats import TOO_FEW_IMAGES, Tone, mean_interval, paired_accuracy_interval, tukey_half_width
 from supancl.sweeps import (
     Labels,
     Rows,
-    SweepRequest,
+    Sweep,
     SweepSettings,
     grid_rows,
     recipe_rows,
@@ -31,7 +31,7 @@ from supancl.sweeps import (
 
 if TYPE_CHECKING:
     from supancl.data.splits import Data
-    from supancl.sweeps.runner import Result, Runs, Sweep
+    from supancl.sweeps.runner import Outcomes, Result
 
 # key -> title and decimals
 MEASURES = {
@@ -46,7 +46,6 @@ MEASURES = {
     "sup": ("l_sup", 3),
     "seconds": ("seconds", 0),
 }
-NAMES = {"knn_map": "k-NN mAP", "linear_map": "linear mAP", "knn": "k-NN"}  # in sentences
 BECAUSE = "compare"
 DRAWS = 50  # random sets of images that transfer is fitted on; the same for every row and seed
 Against = Literal["first", "best"]
@@ -89,20 +88,19 @@ def compare(
     $ supancl compare --data photos --start timm:resnet18 --seeds 1
     """
     require_single_process("a comparison")
-    request, names = SweepRequest("compare", settings), list(recipes)
-    if request.seeds < 1 or shots < 1 or not 0 <= leave_out < 1:
-        raise BadInput("seeds and shots must be at least 1, and leave_out must lie in [0, 1)")
+    sweep, names = Sweep("compare", settings), list(recipes)
+    if shots < 1 or not 0 <= leave_out < 1:
+        raise BadInput("shots must be at least 1, and leave_out must lie in [0, 1)")
     from supancl.recipes import find_recipe
     from supancl.training.start import requested_recipe
 
-    compat = request.options.get("compat")
     if not names:
-        if "data.source" not in request.given:
+        if "data.source" not in sweep.given:
             raise BadInput("name recipes, or give data, such as a folder of images (docs/own-data.md)")
-        base = {key: value for key, value in request.given.items() if key.startswith("data.")}
-        names = [requested_recipe(None, None, compat, base)[0].name]
-    request.given, grid = split_grid(find_recipe(names[0], compat), request.given)
-    if "train.seed" in grid or "train.seed" in request.given:
+        base = {key: value for key, value in sweep.given.items() if key.startswith("data.")}
+        names = [requested_recipe(None, None, sweep.compat, base)[0].name]
+    sweep.given, grid = split_grid(find_recipe(names[0], sweep.compat), sweep.given)
+    if "train.seed" in grid or "train.seed" in sweep.given:
         raise BadInput("train.seed: every row has the same seeds; give their number with seeds")
     if (start is None and bool(grid) == (len(names) > 1)) or (start is not None and (grid or leave_out or names[1:])):
         raise BadInput(
@@ -111,32 +109,39 @@ def compare(
     if start is not None:
         from supancl.sweeps.start import compare_with_start
 
-        return compare_with_start(request, names[0], str(start))
+        return compare_with_start(sweep, names[0], str(start))
     if grid:
-        (rows, labels), heads = grid_rows(request.recipe(names[0]), grid), short_names(grid)
+        (rows, labels), heads = grid_rows(sweep.recipe(names[0]), grid), short_names(grid)
     else:
-        (rows, labels), heads = recipe_rows(map(request.recipe, names)), {"row": "recipe"}
-    sweep, count = request.sweep(), len(rows)
-    say(f"rows: {count}, seeds: {request.seeds}, {count * request.seeds} runs in {request.out}")
-    result, runs = train_and_compare(rows, labels, sweep, "best" if grid else "first", leave_out, shots)
-    write_comparison(result, comparison_table(result, heads), list(runs.trained), request.out)
-    sweep.raise_failed(runs, result)
-    return result
+        (rows, labels), heads = recipe_rows(map(sweep.recipe, names)), {"row": "recipe"}
+    say(f"rows: {len(rows)}, seeds: {sweep.seeds}, {len(rows) * sweep.seeds} runs in {sweep.out}")
+    result, outcomes = train_and_compare(rows, labels, sweep, "best" if grid else "first", leave_out, shots)
+    return write_comparison(sweep, outcomes, result, heads)
 
 
-def write_comparison(result: Result, table: Table, runs: Sequence[str], out: Path) -> None:
-    """Print the table and the findings; write them as results.json, .md and .tex, and the page."""
+def write_comparison(sweep: Sweep, outcomes: Outcomes, result: Result, heads: Mapping[str, str]) -> Result:
+    """Print the table and the findings; write results.json, .md and .tex, and the page; then raise if a run failed."""
     from supancl.reports.page import write_page
     from supancl.reports.report import comparison_page
+    from supancl.runs.provenance import commit, versions
+    from supancl.sweeps.runner import raise_failed
 
+    out, findings = sweep.out, result["findings"]
+    about = {"command": BECAUSE, "seeds": list(range(sweep.seeds)), "versions": versions(), "commit": commit()}
+    result = {**about, **result, "seconds": time.perf_counter() - result["started"]}
+    del result["started"]
+    table = comparison_table(result, heads)
     show(table)
-    for line in result["findings"]:
+    for line in findings:
         say(line)
     write_json(out / "results.json", result)
-    write_text(out / "results.md", to_markdown(table) + "".join(f"\n- {line}" for line in result["findings"]) + "\n")
-    write_text(out / "results.tex", to_latex(replace(table, notes=[*table.notes, *result["findings"]])))
-    write_page(out / "comparison.html", comparison_page(table, result["tone"], result["findings"], runs, out))
+    write_text(out / "results.md", to_markdown(table) + "".join(f"\n- {line}" for line in findings) + "\n")
+    write_text(out / "results.tex", to_latex(replace(table, notes=[*table.notes, *findings])))
+    trained = [name for name, failure in outcomes.items() if failure is None]
+    write_page(out / "comparison.html", comparison_page(table, result["tone"], findings, trained, out))
     say(f"runs, results.json, .md, .tex and comparison.html in {out}; {result['seconds']:.0f} s")
+    raise_failed(sweep, outcomes, result)
+    return result
 
 
 def comparison_table(result: Result, heads: Mapping[str, str]) -> Table:
@@ -146,25 +151,15 @@ def comparison_table(result: Result, heads: Mapping[str, str]) -> Table:
     """
     entries, gaps = result["summary"], {entry["row"]: entry for entry in result["differences"]}
     shown = sorted((key for key in MEASURES if key in entries[0]), key=lambda key: key != result["measure"])
-    marks = {}
-    for key in shown:
-        title, decimals = MEASURES[key]
-        means = [None if entry["failed"] or not title.endswith("%") else entry[key] for entry in entries]
-        marks[key] = mark_best(means, decimals)
-    ends = [end for end in ("collapsed", "failed") if any(entry[end] for entry in entries)]
     rows: list[Row] = []
-    for number, entry in enumerate(entries):
+    for entry in entries:
         words = [f"{entry[key]:g}" if isinstance(entry[key], float) else str(entry[key]) for key in heads]
         gap = gaps.get(entry["row"], {"mean": None, "high": math.nan})
-        is_reference = entry["row"] == result["reference"]
         half = math.nan if gap["mean"] is None else gap["high"] - gap["mean"]
-        difference = "0" if is_reference else mean_text(gap["mean"], half, 2, "+")
-        cells = [
-            Cell(mean_text(entry[key], entry[f"{key}_half_interval"], MEASURES[key][1]), marks[key][number])
-            for key in shown
-        ]
-        rows.append([*words, difference, *cells, *(f"{entry[end]} of {entry['n']}" for end in ends)])
-    titles = [*heads.values(), "difference", *(MEASURES[key][0] for key in shown), *ends]
+        difference = "0" if entry["row"] == result["reference"] else mean_text(gap["mean"], half, 2, "+")
+        means = (mean_text(entry[key], entry[f"{key}_half_interval"], MEASURES[key][1]) for key in shown)
+        rows.append([*words, difference, *means])
+    titles = [*heads.values(), "difference", *(MEASURES[key][0] for key in shown)]
     data = result["data"]
     caption = (
         f"compare on {Path(str(data['source'])).name}: epochs: {' or '.join(map(str, result['epochs']))}, "
@@ -181,30 +176,19 @@ def comparison_table(result: Result, heads: Mapping[str, str]) -> Table:
 # --- runs on the same data --------------------------------------------------------------------------------------------
 
 
-class Group(NamedTuple):
-    """Rows that are trained on the same data, read in the same way."""
-
-    rows: Rows
-    data: Data
-    changed: dict[str, Any]  # settings of the data
-
-
 def train_and_compare(
     rows: Rows, labels: Labels, sweep: Sweep, against: Against, leave_out: float = 0.0, shots: int = 5
-) -> tuple[Result, Runs]:
-    """Train every row with every seed and measure it; returns the content of results.json, and the runs."""
+) -> tuple[Result, Outcomes]:
+    """Train every row with every seed and measure it; returns the content of results.json, and how the runs ended."""
     from supancl.data.labels import with_leaf_labels
-    from supancl.sweeps.runner import RunEvaluator, Runs, collect_results, summarize
+    from supancl.sweeps.runner import RunEvaluator, collect_results, summarize, train_runs
     from supancl.training.start import resolve
 
     started, rows = time.perf_counter(), {name: resolve(recipe) for name, recipe in rows.items()}
-    groups = open_groups(rows, sweep, leave_out)
-    runs = Runs({}, {})
-    for group in groups:
-        trained = sweep.train(sweep.with_seeds(group.rows, BECAUSE), group.data)
-        runs.trained.update(trained.trained)
-        runs.failed.update(trained.failed)
-    data = groups[0].data
+    groups, outcomes = open_rows(rows, sweep, leave_out), dict[str, Any]()
+    for same_data, data in groups:
+        outcomes |= train_runs(sweep, sweep.with_seeds(same_data, BECAUSE), data)
+    data = groups[0][1]
     held_out = with_leaf_labels(data).held_out.all_labels  # runs on a hierarchy are compared by its leaves
     evaluator = RunEvaluator(next(iter(rows.values())).train.device, baselines=True)
     scores = ("knn", "linear", "ratio") if held_out.has_one_each else ("knn_map", "linear_map")
@@ -218,65 +202,49 @@ def train_and_compare(
         gain = measured["gain"]
         return {**{key: measured[key] for key in measures}, "learned": None if gain is None else gain > 0}
 
-    results = collect_results(sweep, runs, labels, (*measures, "learned"), measure)
+    results = collect_results(sweep, outcomes, labels, (*measures, "learned"), measure)
     is_linear = any(result[scores[1]] is not None for result in results)
     by = "transfer" if leave_out else scores[is_linear]
-    compared = compare_rows(results, list(labels), by, against, int(held_out.is_labelled.sum()))
-    summary = [summarize(results, label, measures) for label in labels.values()]
-    epochs = sorted({recipe.train.epochs for recipe in rows.values()})
-    return describe(data, sweep.seeds, epochs, results, summary, compared, started), runs
+    return {
+        "data": data.summary,
+        "epochs": sorted({recipe.train.epochs for recipe in rows.values()}),
+        "rows": results,
+        "summary": [summarize(results, label, measures) for label in labels.values()],
+        **compare_rows(results, list(labels), by, against, int(held_out.is_labelled.sum())),
+        "started": started,
+    }, outcomes
 
 
-def describe(
-    data: Data,
-    seeds: int,
-    epochs: Sequence[int],
-    results: Sequence[Result],
-    summary: Sequence[Result],
-    compared: Result,
-    started: float,
-) -> Result:
-    """The content of results.json."""
-    from supancl.runs.provenance import commit, versions
-
-    about = {"command": BECAUSE, "data": data.summary, "seeds": list(range(seeds)), "epochs": epochs}
-    done = {"seconds": time.perf_counter() - started, "versions": versions(), "commit": commit()}
-    return {**about, "rows": results, "summary": summary, **compared, **done}
-
-
-def open_groups(rows: Rows, sweep: Sweep, leave_out: float) -> list[Group]:
+def open_rows(rows: Rows, sweep: Sweep, leave_out: float) -> list[tuple[Rows, Data]]:
     """The rows by the data they need, which must hold out the same images; these are never a test split."""
-    import torch
-
-    from supancl.data.opening import is_same_source
+    from supancl.data.splits import fingerprint
+    from supancl.evaluation.results import grouped
     from supancl.recipes.auto import with_short_side
-    from supancl.sweeps.runner import open_held_out, open_recipe_data
+    from supancl.sweeps.runner import check_folder, open_held_out, open_recipe_data
 
-    groups: dict[Any, Group] = {}
-    for name, recipe in rows.items():
-        sweep.check_folder(recipe)
-        key = with_short_side(recipe).data, recipe.encoder.channels
-        if key not in groups:
-            made, data = open_held_out(recipe, BECAUSE, several_labels=True)
-            if not data.held_out.class_ids():
-                raise BadInput(f"{recipe.data.source}: no held-out image has a label to compare runs on")
-            changed: dict[str, Any] = {"data.holdout": made.data.holdout}
-            if leave_out:
-                changed["data.leave_out"] = left_out_classes(data, leave_out)
-                data = open_recipe_data(recipe.with_set(changed, BECAUSE))
-            groups[key] = Group({}, data, {} if changed == {"data.holdout": recipe.data.holdout} else changed)
-            first, reference = next(iter(groups.values())), next(iter(rows.values()))
-            alike = is_same_source(recipe.data.source, reference.data.source) and data.classes == first.data.classes
-            ours, theirs = data.held_out.all_labels.tensor, first.data.held_out.all_labels.tensor
-            if not alike or not torch.equal(ours, theirs):
-                raise BadInput(
-                    f"{next(iter(rows))} ({reference.data.source}) and {name} ({recipe.data.source}) hold out other "
-                    "images, or have different classes, so they cannot be compared; give one data, data.holdout, "
-                    "data.hierarchy and data.leave_out to both"
-                )
-        changed = groups[key].changed
-        groups[key].rows[name] = recipe.with_set(changed, because=BECAUSE) if changed else recipe
-    return list(groups.values())
+    groups: list[tuple[Rows, Data]] = []
+    for recipe in rows.values():
+        check_folder(sweep, recipe)
+    needs = grouped(rows, lambda name: (with_short_side(rows[name]).data, rows[name].encoder.channels))
+    for first, *others in needs.values():
+        recipe, changed = rows[first], dict[str, Any]()
+        held_out, data = open_held_out(recipe, BECAUSE, several_labels=True)
+        if not data.held_out.class_ids():
+            raise BadInput(f"{recipe.data.source}: no held-out image has a label to compare runs on")
+        if held_out.data.holdout != recipe.data.holdout or leave_out:
+            changed["data.holdout"] = held_out.data.holdout
+        if leave_out:
+            changed["data.leave_out"] = left_out_classes(data, leave_out)
+            data = open_recipe_data(recipe.with_set(changed, BECAUSE))
+        groups.append(({name: rows[name].with_set(changed, because=BECAUSE) for name in (first, *others)}, data))
+        (reference, *_), one = groups[0]
+        if data.classes != one.classes or fingerprint(data.held_out) != fingerprint(one.held_out):
+            raise BadInput(
+                f"{reference} ({rows[reference].data.source}) and {first} ({recipe.data.source}) hold out other "
+                "images, or have different classes, so they cannot be compared; give one data, data.holdout, "
+                "data.hierarchy and data.leave_out to both"
+            )
+    return groups
 
 
 def left_out_classes(data: Data, fraction: float) -> list[str]:
@@ -358,7 +326,7 @@ def compare_rows(
         word = "no clear difference" if not is_clear else "better" if mean > 0 else "worse"
         differences.append({"row": row, "mean": mean, "low": low, "high": high, "n": len(common), "verdict": word})
     over = "over images" if answers is not None else "over seeds"
-    name = NAMES.get(by, by)
+    name = MEASURES[by][0].removesuffix(" %")
     tone, verdict = find_verdict(results, differences, reference, against, images)
     if reference is not None and tone != "bad":
         seeds_used = f"seeds: {len(seeds)}" if answers is None else f"images: {images}"

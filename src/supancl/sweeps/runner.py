@@ -15,10 +15,10 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,7 +29,7 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import require_single_process
 from supancl.distributed.ranks import pick_device
-from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, SupanclError, did_you_mean
+from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, SupanclError
 from supancl.evaluation import PROTOCOLS as SETTINGS
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
 from supancl.evaluation.protocols import evaluate
@@ -42,17 +42,17 @@ from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_p
 from supancl.reporter import Reporter, current_reporter, report_to, warn
 from supancl.runs.checkpoint import checkpoints
 from supancl.runs.folder import RunFolder, check_same_data
-from supancl.runs.log import read_end
+from supancl.runs.log import has_collapsed, read_end
 from supancl.stats import mean_interval
-from supancl.training.checks import available_memory, check_data, estimate_memory
+from supancl.sweeps import Sweep, run_name
+from supancl.training.checks import available_memory, check_data
 from supancl.training.loop import signals_that_stop
-from supancl.training.run import Run, continued_recipe, load, read_result
+from supancl.training.run import continued_recipe, read_results
 from supancl.training.start import resolve, train
 from supancl.training.trainer import share_step
 
-T = TypeVar("T")
 FAILURE_FILE = "failed.json"  # in the folder of a failed run: why it failed
-BYTES_PER_RUN = 1e9  # at least, of a process with a small encoder: 0.9 GB on the digits, most of it torch
+BYTES_PER_RUN = 1e9  # of a process with a small encoder: 0.9 GB on the digits, most of it torch
 ENDED = (
     "a process of this study ended early: it was killed, most likely for lack of memory (give fewer jobs), or could "
     'not import your file (call supancl in it under if __name__ == "__main__":); finished runs are kept'
@@ -68,19 +68,15 @@ class Failure(NamedTuple):
     exit_code: int
 
 
+Outcomes = dict[str, Failure | None]  # of each run by name; None: it is trained
+
+
 class Task(NamedTuple):
     """A run to train or to continue: its recipe, its folder, and the weights that it starts from."""
 
     recipe: Recipe
     folder: Path
     start: str | None = None
-
-
-class Runs(NamedTuple):
-    """The runs of a sweep by name: those that finished, and those that failed."""
-
-    trained: dict[str, Run]
-    failed: dict[str, Failure]
 
 
 class RunsFailed(CheckFailed):
@@ -97,100 +93,62 @@ class RunsFailed(CheckFailed):
         self.exit_code = max(failure.exit_code for failure in failed.values())
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Settings of a sweep: each row, a named recipe, is trained with seeds 0 to `seeds` - 1 in out/ROW-seed-N."""
-
-    out: Path
-    seeds: int = 1
-    jobs: int | None = None  # runs in parallel; None: as many as suit the recipe
-    retry: bool = False  # continue runs that failed before
-    run_reporter: MakeReporter = Reporter  # makes the reporter of each run; it is pickled for parallel runs
-
-    def __post_init__(self) -> None:
-        if self.seeds < 1 or (self.jobs is not None and self.jobs < 1):
-            raise BadInput(f"seeds {self.seeds}, jobs {self.jobs}: must be at least 1")
-
-    def check_folder(self, base: Recipe) -> None:
-        """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
-        Output(self.out, replaces=Path.is_dir).check()
-        if RunFolder(self.out).has_run:
-            raise BadInput(f"{self.out} already holds a single run; choose another out for a study")
-        for source in base.data.all_sources:
-            check_out_folder(source, self.out)
-
-    def with_seeds(self, rows: Mapping[str, Recipe], because: str) -> dict[str, Recipe]:
-        """The runs by name: each row with every seed."""
-        return {
-            run_name(row, seed): recipe.with_set({"train.seed": seed}, because=because)
-            for row, recipe in rows.items()
-            for seed in range(self.seeds)
-        }
-
-    def train(self, recipes: Mapping[str, Recipe], data: Data, starts: Mapping[str, str | None] | None = None) -> Runs:
-        """Train each run in out/NAME, or continue it; finished ones are only read.
-
-        A run that fails is recorded and does not end the sweep. Nothing is trained if any folder holds a run with
-        other settings or on other data: that would mix two sweeps. `starts` are the weights that runs start from.
-        """
-        require_single_process("a study")
-        self.check_folder(next(iter(recipes.values())))
-        reporter, missing, failed = current_reporter(), dict[str, Task](), dict[str, Failure]()
-        for name, recipe in recipes.items():
-            folder = RunFolder(self.out / name)
-            check_same_recipe(recipe, folder)
-            check_data(recipe, data)
-            if checkpoints(folder.checkpoints) or folder.end_file.exists():  # without one it starts over
-                check_same_data(folder, data, "restore them, or choose another out", f"{folder.path}: ")
-            failure = None if self.retry else read_failure(folder.path)
-            if read_end(folder) is None and failure is not None:
-                failed[name] = failure
-            elif read_end(folder) is None:
-                missing[name] = Task(recipe, folder.path, (starts or {}).get(name))
-        total = len(recipes)
-        done = total - len(missing) - len(failed)
-        if done or failed:
-            reporter.note(f"runs: {total}, finished before: {done}, failed before: {', '.join(failed) or 0}")
-        jobs = self.jobs or default_jobs(next(iter(recipes.values())))
-        reporter.on_progress("training runs", done, total)
-        try:
-            for name, failure in train_each(missing, jobs, self.run_reporter):
-                done += 1
-                if failure is not None:
-                    failed[name] = failure
-                outcome = "trained" if failure is None else f"failed ({failure.reason}):"
-                reporter.note(f"{outcome} {name} ({done} of {total})")
-                reporter.on_progress("training runs", done, total)
-        except Interrupted as stop:
-            raise Interrupted(
-                f"stopped by {signal.Signals(stop.signal_number).name} with {done} of {total} runs done; those in "
-                f"progress are saved; continue with the same command and --out {shlex.quote(str(self.out))}",
-                stop.signal_number,
-            ) from None
-        trained = {name: load(self.out / name) for name in recipes if name not in failed}
-        return Runs(trained, {name: failed[name] for name in recipes if name in failed})
-
-    def raise_failed(self, runs: Runs, result: Result) -> None:
-        """Raise RunsFailed if a run failed; call it once all results are written."""
-        if runs.failed:
-            raise RunsFailed(runs.failed, result, self.out)
+def raise_failed(sweep: Sweep, outcomes: Outcomes, result: Result) -> None:
+    """Raise RunsFailed if a run failed; call it once all results are written."""
+    if failed := {name: failure for name, failure in outcomes.items() if failure}:
+        raise RunsFailed(failed, result, sweep.out)
 
 
-# --- rows and runs ----------------------------------------------------------------------------------------------------
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
-def run_name(row: str, seed: int) -> str:
-    """The name of a run, and of its folder."""
-    return f"{row}-seed-{seed}"
+def check_folder(sweep: Sweep, base: Recipe) -> None:
+    """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
+    Output(sweep.out, replaces=Path.is_dir).check()
+    if RunFolder(sweep.out).has_run:
+        raise BadInput(f"{sweep.out} already holds a single run; choose another out for a study")
+    for source in base.data.all_sources:
+        check_out_folder(source, sweep.out)
 
 
-def select_rows(rows: Mapping[str, T], requested: str | None, kind: str) -> dict[str, T]:
-    """The rows that `--rows A,B` names, in the order of `rows`; all rows if it is None."""
-    names = list(rows) if requested is None else [name.strip() for name in requested.split(",")]
-    for name in names:
-        if name not in rows:
-            raise BadInput(f"rows {requested}: no row {name!r} in this {kind}{did_you_mean(name, rows)}")
-    return {name: row for name, row in rows.items() if name in names}
+def train_runs(
+    sweep: Sweep, recipes: Mapping[str, Recipe], data: Data, starts: Mapping[str, str | None] | None = None
+) -> Outcomes:
+    """Train each run in out/NAME, or continue it; finished ones are only read.
+
+    A run that fails is recorded and does not end the sweep. Nothing is trained if any folder holds a run with other
+    settings or on other data: that would mix two sweeps. `starts` are the weights that runs start from.
+    """
+    require_single_process("a study")
+    check_folder(sweep, next(iter(recipes.values())))
+    reporter, missing, outcomes = current_reporter(), dict[str, Task](), Outcomes()
+    for name, recipe in recipes.items():
+        folder = RunFolder(sweep.out / name)
+        check_same_recipe(recipe, folder)
+        check_data(recipe, data)
+        if checkpoints(folder.checkpoints) or folder.end_file.exists():  # without one it starts over
+            check_same_data(folder, data, "restore them, or choose another out", f"{folder.path}: ")
+        outcomes[name] = None if sweep.retry or read_end(folder) else read_failure(folder.path)
+        if outcomes[name] is None and read_end(folder) is None:
+            missing[name] = Task(recipe, folder.path, (starts or {}).get(name))
+    total = len(recipes)
+    done = total - len(missing)
+    if done:
+        reporter.note(f"runs: {total}, finished before: {done}, of which failed: {sum(map(bool, outcomes.values()))}")
+    jobs = sweep.jobs or default_jobs(next(iter(recipes.values())))
+    reporter.on_progress("training runs", done, total)
+    try:
+        for name, outcomes[name] in train_each(missing, jobs, sweep.run_reporter):
+            done, failure = done + 1, outcomes[name]
+            reporter.note(f"{f'failed ({failure.reason}):' if failure else 'trained'} {name} ({done} of {total})")
+            reporter.on_progress("training runs", done, total)
+    except Interrupted as stop:
+        raise Interrupted(
+            f"stopped by {signal.Signals(stop.signal_number).name} with {done} of {total} runs done; those in "
+            f"progress are saved; continue with the same command and --out {shlex.quote(str(sweep.out))}",
+            stop.signal_number,
+        ) from None
+    return outcomes
 
 
 def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
@@ -245,8 +203,8 @@ def default_jobs(recipe: Recipe) -> int:
     device = pick_device(recipe.train.device)
     if recipe.encoder.name not in ("cnn", "linear") or device.type != "cpu":
         return 1
-    available, needed = available_memory(device), estimate_memory(recipe, device)
-    fitting = math.inf if available is None else available // max(BYTES_PER_RUN, needed or 0)
+    available = available_memory(device)
+    fitting = math.inf if available is None else available // BYTES_PER_RUN
     return max(1, int(min(available_cores(), fitting)))
 
 
@@ -272,7 +230,8 @@ def train_each(
 ) -> Iterator[tuple[str, Failure | None]]:
     """Train runs one after another, or `jobs` in parallel; yields each name when it ends, and its failure or None.
 
-    Each process has its own pipe. A signal, or a process that ends early, ends all of them; their runs are saved.
+    Each process has its share of the runs and its own pipe. A signal, or a process that ends early, ends all of them;
+    their runs are saved.
     """
     if jobs == 1 or len(tasks) <= 1:
         with share_step():
@@ -283,73 +242,58 @@ def train_each(
     def stop(number: int, frame: Any) -> None:
         raise Interrupted("stopped", number)
 
-    context, names = multiprocessing.get_context("spawn"), iter(tasks)  # torch's threads do not survive a fork
-    processes: dict[Connection, Any] = {}
-    busy: dict[Connection, str] = {}
+    context, names = multiprocessing.get_context("spawn"), list(tasks)  # torch's threads do not survive a fork
+    processes, busy = [], dict[Any, list[str]]()  # pipe -> what its process has yet to train
     previous_handlers = {number: signal.signal(number, stop) for number in signals_that_stop()}
-
-    def hand_out(connection: Connection) -> None:
-        """Give a process its next run; without one, closing the pipe ends it."""
-        if (name := next(names, None)) is None:
-            connection.close()
-            return
-        busy[connection] = name
-        with suppress(OSError):  # it was killed, as reading from it will show
-            connection.send(tasks[name])
-
     try:
-        for _ in range(min(jobs, len(tasks))):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, loaded_plugins(), run_reporter))
-            process.start()
-            processes[ours] = process
+        for share in (names[start::jobs] for start in range(min(jobs, len(names)))):
+            ours, theirs = context.Pipe(duplex=False)
+            todo = [tasks[name] for name in share]
+            processes.append(context.Process(target=_work, args=(theirs, todo, loaded_plugins(), run_reporter)))
+            processes[-1].start()
             theirs.close()
-            hand_out(ours)
+            busy[ours] = share
         while busy:
             for connection in wait(list(busy)):
                 assert isinstance(connection, Connection)
-                name = busy.pop(connection)
                 try:
                     outcome = connection.recv()
                 except (EOFError, OSError):
                     outcome = BadInput(ENDED)
                 if isinstance(outcome, BaseException):
                     raise outcome
-                yield name, outcome
-                hand_out(connection)
+                yield busy[connection].pop(0), outcome
+                if not busy[connection]:
+                    del busy[connection]
     except BaseException:
-        for process in processes.values():
+        for process in processes:
             process.terminate()  # SIGTERM: it saves its run and ends
         raise
     finally:
-        for connection, process in processes.items():
-            connection.close()
+        for process in processes:
             process.join()
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-def _work(connection: Connection, plugins: tuple[str, ...], run_reporter: MakeReporter) -> None:
-    """Train the runs that come through the pipe until it closes; a signal, an error or the parent's end is the last."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # while it waits; a run in progress is stopped by it
+def _work(connection: Connection, tasks: list[Task], plugins: tuple[str, ...], run_reporter: MakeReporter) -> None:
+    """Train these runs and send the outcome of each; a signal, an error or the parent's end is the last."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # while none is trained; a run in progress is stopped by it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    with suppress(EOFError, OSError):
+    try:
         for file in plugins:
             load_plugin(file)
-        while True:
-            outcome: Failure | BaseException | None
-            task = connection.recv()
-            try:
-                outcome = train_run(task, run_reporter)
-            except SupanclError as error:
-                outcome = error
-            except Exception as error:  # a traceback does not cross processes
-                fault = describe_plugin_error(error)
-                outcome = BadInput(fault) if fault else RuntimeError(traceback.format_exc())
-            connection.send(outcome)
-            if isinstance(outcome, BaseException):
-                return
+        for task in tasks:
+            connection.send(train_run(task, run_reporter))
+        return
+    except SupanclError as error:
+        ended: BaseException = error
+    except Exception as error:  # a traceback does not cross processes
+        fault = describe_plugin_error(error)
+        ended = BadInput(fault) if fault else RuntimeError(traceback.format_exc())
+    with suppress(OSError):  # the parent has ended
+        connection.send(ended)
 
 
 def _end_with_parent() -> None:
@@ -407,23 +351,21 @@ class RunEvaluator:
     """Measures runs one after another; nothing is measured twice, and data stay open for the next run."""
 
     def __init__(self, device: str, baselines: bool = False) -> None:
-        self.device, self.baselines, self.sources = device, baselines, SourceCache()
-        self._open: tuple[Path, str, EvaluatedEncoder] | None = None
+        self.options = EvaluationOptions(pick_device(device), baselines=baselines, sources=SourceCache())
+        self._open: dict[tuple[Path, str], EvaluatedEncoder] = {}  # the last one
 
     def open_run(self, run: Path, layer: str = "pooled") -> EvaluatedEncoder:
-        """The run's encoder at this layer; the last one stays open."""
-        if self._open is None or self._open[:2] != (run, layer):
-            device = pick_device(self.device)
-            options = EvaluationOptions(device, layer=layer, sources=self.sources, baselines=self.baselines)
-            self._open = run, layer, open_evaluated_encoder(str(run), options)
-        return self._open[2]
+        """The run's encoder at this layer."""
+        if (run, layer) not in self._open:
+            self._open = {(run, layer): open_evaluated_encoder(str(run), replace(self.options, layer=layer))}
+        return self._open[run, layer]
 
     def rows(self, run: Path, measurement: Measurement) -> list[Row]:
         """The rows saved for these weights by an earlier call or by `supancl evaluate`, or measured now."""
         evaluated = self.open_run(run, measurement.layer)
         assert evaluated.recipe is not None
         source, weights = evaluated.recipe.data.source, evaluated.weights
-        saved = (row for name, result in saved_results(run) for row in rows_of_result(name, result, str(run)))
+        saved = (row for name, result in read_results(run).items() for row in rows_of_result(name, result, str(run)))
         kept = [row for row in saved if measurement.matches(row, source, weights)]
         return kept or rows_of_result(measurement.protocol, measurement.measure(evaluated))
 
@@ -444,36 +386,22 @@ class RunEvaluator:
         return found
 
 
-def has_projector(run: Path) -> bool:
-    """Whether the projector was saved."""
-    return (run / "projector.safetensors").is_file()
-
-
-def saved_results(run: Path) -> Iterator[tuple[str, Result]]:
-    """The evaluations in a run folder by name; damaged files count as missing."""
-    for file in sorted(RunFolder(run).evaluations.glob("*.json")):
-        with suppress(BadInput):
-            yield file.stem, read_result(file)
-
-
 def collect_results(
     sweep: Sweep,
-    runs: Runs,
+    outcomes: Outcomes,
     labels: Mapping[str, Mapping[str, Any]],
     measures: Iterable[str],
-    measure: Callable[[Path], Mapping[str, float | None]],
+    measure: Callable[[Path], Mapping[str, Any]],
 ) -> list[Result]:
     """For each run: its row's labels, seed, values (None if it failed), whether it collapsed, why it failed."""
-    results = []
-    for row, label in labels.items():
-        for seed in range(sweep.seeds):
-            name = run_name(row, seed)
-            failure, measured = runs.failed.get(name), dict[str, float | None](dict.fromkeys(measures))
-            if failure is None:
-                measured |= measure(sweep.out / name)
-            collapsed = runs.trained[name].collapsed if failure is None else failure.exit_code == Collapsed.exit_code
-            reason = None if failure is None else failure.reason
-            results.append({**label, "seed": seed, **measured, "collapsed": collapsed, "failed": reason})
+    results, nothing = [], dict.fromkeys(measures)
+    for row, seed in ((row, seed) for row in labels for seed in range(sweep.seeds)):
+        folder, failure = sweep.out / run_name(row, seed), outcomes[run_name(row, seed)]
+        if failure is None:
+            ended = {**measure(folder), "collapsed": has_collapsed(RunFolder(folder)), "failed": None}
+        else:
+            ended = {"collapsed": failure.exit_code == Collapsed.exit_code, "failed": failure.reason}
+        results.append({**labels[row], "seed": seed, **nothing, **ended})
     return results
 
 

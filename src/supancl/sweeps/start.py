@@ -27,20 +27,28 @@ from supancl.probes import linear_probe
 from supancl.reporter import say
 from supancl.reports.verdict import read_record
 from supancl.stats import wilson_interval
-from supancl.sweeps import SweepRequest
-from supancl.sweeps.compare import compare_rows, comparison_table, describe, write_comparison
-from supancl.sweeps.runner import Result, Runs, collect_results, open_held_out, open_recipe_data, run_name, summarize
+from supancl.sweeps import Sweep, run_name
+from supancl.sweeps.compare import BECAUSE, compare_rows, write_comparison
+from supancl.sweeps.runner import (
+    Outcomes,
+    Result,
+    check_folder,
+    collect_results,
+    open_held_out,
+    open_recipe_data,
+    summarize,
+    train_runs,
+)
 from supancl.training.start import resolve
 
 FROZEN, FINE_TUNED = "frozen", "fine-tuned"
 
 
-def compare_with_start(request: SweepRequest, name: str, start: str) -> Result:
+def compare_with_start(sweep: Sweep, name: str, start: str) -> Result:
     """Train and measure the four rows with every seed; returns the content of results.json."""
-    started, sweep = time.perf_counter(), request.sweep()
-    requested = request.recipe(name)
-    sweep.check_folder(requested)
-    from_start, data = open_held_out(resolve(requested, init=start), "compare")
+    started, requested = time.perf_counter(), sweep.recipe(name)
+    check_folder(sweep, requested)
+    from_start, data = open_held_out(resolve(requested, init=start), BECAUSE)
     same = {f"encoder.{field}": value for field, value in to_json(from_start.encoder).items()}
     same["data.holdout"] = from_start.data.holdout
     scratch = resolve(requested.with_set(same, because=f"of the start, {start}"))
@@ -51,7 +59,7 @@ def compare_with_start(request: SweepRequest, name: str, start: str) -> Result:
     train, test = data.train.labelled(), data.held_out.labelled()
     chance = 100 * float(test.labels.bincount().max()) / len(test)
     answers: dict[str, list[Tensor]] = {}  # of each row and seed: which held-out images it is right about
-    say(f"rows: 4, seeds: {request.seeds}, {2 * request.seeds} runs in {request.out}")
+    say(f"rows: 4, seeds: {sweep.seeds}, {2 * sweep.seeds} runs in {sweep.out}")
 
     def measure(row: str, seed: int, answer: Callable[[], Tensor], before: float = 0.0) -> dict[str, Any]:
         since = time.perf_counter()
@@ -74,38 +82,41 @@ def compare_with_start(request: SweepRequest, name: str, start: str) -> Result:
         model = train_classifier(evaluated, train, classes, lr, replace(FineTune(), seed=seed))
         return predict(model, test, evaluated) == test.labels
 
+    def measure_run(folder: Path) -> dict[str, Any]:
+        row, _, seed = folder.name.rpartition("-seed-")
+        return measure(row, int(seed), partial(linear, str(folder)), read_record(folder).seconds or 0.0)
+
     ended = {"collapsed": False, "failed": None}
     results = [{"row": FROZEN, "seed": 0, **measure(FROZEN, 0, lambda: linear(start)), **ended}]
     since = time.perf_counter()
     lr, _ = choose_lr(evaluated, train, classes, FineTune())  # on a tenth of the training images
     choosing = time.perf_counter() - since
-    for seed in range(request.seeds):
+    for seed in range(sweep.seeds):
         found = measure(FINE_TUNED, seed, partial(fine_tuned, seed), choosing)
         results.append({"row": FINE_TUNED, "seed": seed, **found, **ended})
-    runs = Runs({}, {})
+    outcomes = Outcomes()
     for (row, recipe), weights in zip(rows.items(), (start, None), strict=True):
-        named = sweep.with_seeds({row: recipe}, "compare")
-        trained = sweep.train(named, open_recipe_data(recipe), dict.fromkeys(named, weights))
-        runs.trained.update(trained.trained)
-        runs.failed.update(trained.failed)
-
-    def measure_run(folder: Path) -> dict[str, Any]:
-        row, _, seed = folder.name.rpartition("-seed-")
-        return measure(row, int(seed), partial(linear, str(folder)), read_record(folder).seconds or 0.0)
-
+        named = sweep.with_seeds({row: recipe}, BECAUSE)
+        outcomes |= train_runs(sweep, named, open_recipe_data(recipe), dict.fromkeys(named, weights))
     labels = {row: {"row": row} for row in rows}
-    results += collect_results(sweep, runs, labels, ("accuracy", "seconds", "learned"), measure_run)
+    results += collect_results(sweep, outcomes, labels, ("accuracy", "seconds", "learned"), measure_run)
     names, count = [FROZEN, FINE_TUNED, *rows], len(test)
     shares = {row: torch.stack([answer.double() for answer in found]).mean(0) for row, found in answers.items()}
-    as_lists = {row: share.tolist() for row, share in shares.items()}
-    compared = compare_rows(results, names, "accuracy", "first", count, as_lists)
     summary = [summarize(results, {"row": name}, ("accuracy", "seconds")) for name in names]
     for entry in summary:
         if entry["row"] in shares:
             _, low, high = wilson_interval(100 * float(shares[entry["row"]].mean()), count)
             entry |= {"accuracy_half_interval": (high - low) / 2, "seconds_half_interval": math.nan}
-    result = describe(data, sweep.seeds, [from_start.train.epochs], results, summary, compared, started)
-    result |= {"start": start, "images": count, "chance": chance}
-    write_comparison(result, comparison_table(result, {"row": "row"}), list(runs.trained), request.out)
-    sweep.raise_failed(runs, result)
-    return result
+    as_lists = {row: share.tolist() for row, share in shares.items()}
+    result = {
+        "data": data.summary,
+        "epochs": [from_start.train.epochs],
+        "rows": results,
+        "summary": summary,
+        **compare_rows(results, names, "accuracy", "first", count, as_lists),
+        "start": start,
+        "images": count,
+        "chance": chance,
+        "started": started,
+    }
+    return write_comparison(sweep, outcomes, result, {"row": "row"})
