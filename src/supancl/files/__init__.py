@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import io
 import json
@@ -50,11 +51,7 @@ def check_regular(path: Path | str) -> os.stat_result:
 def open_regular(path: Path | str) -> io.BufferedReader:
     """Open a regular file for reading, also behind a link; never waits for a FIFO or device, but raises OSError."""
     check_regular(path)
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
-    return os.fdopen(descriptor, "rb")
+    return open(path, "rb")
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict", limit: int = MAX_TEXT_BYTES) -> str:
@@ -130,12 +127,12 @@ def make_inner_folder(folder: Path) -> None:
 def open_to_append(path: Path) -> IO[str]:
     """Open a text file inside a run folder or a cache to append to it; refuses a link, and what is no regular file."""
     check_no_link(path)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, flags, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise BadInput(f"{path} cannot be written ({NOT_REGULAR}); remove it")
-    return os.fdopen(descriptor, "a", encoding="utf-8")
+    if path.exists():
+        try:
+            check_regular(path)
+        except OSError:
+            raise BadInput(f"{path} cannot be written ({NOT_REGULAR}); remove it") from None
+    return open(path, "a", encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -144,17 +141,14 @@ def hold_lock(lock: Path, waiting: Callable[[str], None], every: float = 0.2) ->
 
     `waiting` is called once with the owner's process number if the lock is taken. The folder is made if it is missing.
     """
-    held, has_reported = FileLock(lock, fallback_to_soft=False), False
-    while not held.is_locked:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # the folder was removed just now
-            open_to_append(lock).close()
-            try:
-                held.acquire(timeout=every if has_reported else 0, poll_interval=every)
-            except Timeout:
-                if not has_reported:
-                    waiting(read_text(lock, errors="replace").strip() or "unknown")
-                has_reported = True
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    open_to_append(lock).close()
+    held = FileLock(lock, fallback_to_soft=False)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        waiting(read_text(lock, errors="replace").strip() or "unknown")
+        held.acquire(poll_interval=every)
     try:
         lock.write_text(str(os.getpid()))
         yield
@@ -202,18 +196,15 @@ def describe_write_failure(path: Path, why: str) -> str:
     return f"{path} cannot be written ({why}); make room or check its permissions, then resume, or choose another out"
 
 
-def left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> Iterator[Path]:
-    """Temporary files of killed processes. Whoever holds the folder's lock need not wait: min_age=0."""
-    for path in folder.glob(".*.tmp"):
+def remove_left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE, of: str = "") -> None:
+    """Remove what killed processes left half-written in a folder, or only `of` this file or folder.
+
+    Whoever holds the folder's lock need not wait: min_age=0.
+    """
+    for path in folder.glob(f".{glob.escape(of)}*.tmp"):
         with contextlib.suppress(OSError):  # another process has just renamed or removed it
-            if min_age <= 0 or time.time() - path.stat().st_mtime >= min_age:
-                yield path
-
-
-def remove_left_over_files(folder: Path, min_age: float = LEFT_OVER_AGE) -> None:
-    for path in left_over_files(folder, min_age):
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            if time.time() - path.lstat().st_mtime >= min_age:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def create_new(path: Path) -> None:
@@ -331,9 +322,7 @@ class Output:
         """A new folder that takes its name at the end; after an error nothing is left of it."""
         new_parents = [path for path in self.path.absolute().parents if not path.exists()]
         make_folder(self.path.parent)
-        for path in left_over_files(self.path.parent):  # of a command that was killed
-            if path.is_dir() and not path.is_symlink() and path.name.startswith(f".{self.path.name}."):
-                shutil.rmtree(path, ignore_errors=True)
+        remove_left_over_files(self.path.parent, of=f"{self.path.name}.")
         temporary = temporary_path(self.path)
         make_folder(temporary, exist_ok=False)
         try:

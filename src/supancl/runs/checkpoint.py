@@ -203,36 +203,22 @@ class HostCopy:
     """
 
     def __init__(self) -> None:
-        self._memory: dict[tuple[str, ...], Tensor] = {}
+        self._buffers: list[Tensor] = []
         self._events: list[torch.cuda.Event] = []
 
     def copy(self, content: Any) -> Any:
-        devices: set[torch.device] = set()
-        copied = self._copy(content, (), devices)
+        tensors = list(_tensors(content))
+        if [(b.shape, b.dtype) for b in self._buffers] != [(t.shape, t.dtype) for t in tensors]:
+            # same memory layout
+            self._buffers = [torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for t in tensors]
+        for buffer, tensor in zip(self._buffers, tensors, strict=True):
+            buffer.copy_(tensor.detach(), non_blocking=True)
+        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
         self._events = [torch.cuda.current_stream(device).record_event() for device in devices]
-        return copied
+        buffer_of = {id(tensor): buffer for tensor, buffer in zip(tensors, self._buffers, strict=True)}
+        return copy.deepcopy(content, buffer_of)  # of these tensors the buffers, of all else copies
 
     def wait(self) -> None:
         """Wait until the copy is complete."""
         for event in self._events:
             event.synchronize()
-
-    def _copy(self, value: Any, key_path: tuple[str, ...], devices: set[torch.device]) -> Any:
-        if isinstance(value, Tensor):
-            if value.is_cuda:
-                devices.add(value.device)
-            return self._buffer_for(key_path, value.detach()).copy_(value.detach(), non_blocking=True)
-        if isinstance(value, dict):
-            copied = copy.copy(value)  # keeps a state dict's _metadata
-            copied.update({key: self._copy(item, (*key_path, str(key)), devices) for key, item in value.items()})
-            return copied
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._copy(item, (*key_path, str(row)), devices) for row, item in enumerate(value))
-        return value
-
-    def _buffer_for(self, key_path: tuple[str, ...], value: Tensor) -> Tensor:
-        buffer = self._memory.get(key_path)
-        if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-            buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)  # same memory layout
-            self._memory[key_path] = buffer
-        return buffer

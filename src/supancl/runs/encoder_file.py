@@ -172,7 +172,8 @@ def load_encoder(path: Path | str) -> Encoder:
         if expected is not None:  # before any is read or built
             check_shapes(without_head(read_header(file)[1], expected), expected, spec.name, file)
         weights, _ = read_safetensors(file)
-        encoder = spec.build()
+        with torch.random.fork_rng(devices=[]):
+            encoder = spec.build()
     except UnknownEncoder as error:
         hint = plugin_hint(RunFolder(file.parent).read("plugins", list[str]()))
         raise BadInput(f"{file}: {error} ({hint})") from None

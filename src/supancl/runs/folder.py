@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 from supancl.config import parse_json, to_json
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Content, Data
-from supancl.errors import BadInput, program_name
+from supancl.errors import BadInput
 from supancl.files import (
     Output,
     check_no_link,
@@ -230,24 +229,6 @@ class RunFolder:
         final_kinds = ("monitor",) if recipe.train.monitor_every else ("monitor", "train")
         is_done = all(row["epoch"] >= epochs - 1 and row["kind"] in final_kinds for row in rows[-1:])
         return "" if is_done else f"its log ends in epoch {rows[-1]['epoch'] + 1} of {epochs}"
-
-    def compare_with_start(self) -> str:
-        """That the weights of `init` were better on the held-out images than the last ones; empty if they were not."""
-        init = self.read_init()
-        rows = [row for row in self.metrics() if isinstance(row.get("linear"), float)] if init else []
-        by_kind = {row["kind"]: row for row in rows}  # the last of each
-        start, last = by_kind.get("start"), by_kind.get("monitor")
-        if init is None or start is None or last is None or last["linear"] >= start["linear"]:
-            return ""
-        before, after = (
-            "{:.1f}% [{:.1f}, {:.1f}]".format(row["linear"], *row["linear_interval"]) for row in (start, last)
-        )
-        source = read_json(self.recipe_file)["recipe"]["data"]["source"]
-        command = f"{program_name()} predict {shlex.join([init['from'], '--data', source])}"
-        return (
-            f"{self.path} is worse than its start: a linear classifier is right for {after} of {last['knn_queries']} "
-            f"held-out images, and was for {before} before training; to use the start: {command}"
-        )
 
     def check_evaluations_writable(self) -> None:
         """Refuse a run folder that cannot be written, before anything is measured."""

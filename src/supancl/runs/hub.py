@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,68 +35,49 @@ def split_encoder_name(text: str) -> tuple[str | None, Path]:
 
 def find_weights(name: str, fetch: bool = True) -> Path:
     """The file of torchvision:MODEL or timm:MODEL[.TAG] in that library's cache; it is fetched if it is not there."""
+    import torch
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
     kind, _, model = name.partition(":")
-    repository, file, url = _timm_place(model) if kind == "timm" else ("", "", _torchvision_url(model))
+    repository, file, url = _place_in_timm(model) if kind == "timm" else ("", "", _url_in_torchvision(model))
+    cached = Path(torch.hub.get_dir(), "checkpoints", Path(url or "none").name)
+    if cached.is_file():
+        return cached
+    if repository and isinstance(path := try_to_load_from_cache(repository, file), str):
+        return Path(path)
     try:
-        is_in_torch_cache = bool(url) and _torch_cache(url).is_file()
-        return _from_hub(repository, file, fetch) if repository and not is_in_torch_cache else _from_url(url, fetch)
+        if HF_HUB_OFFLINE or not fetch:
+            raise OSError("HF_HUB_OFFLINE is set" if fetch else "a run folder fetches nothing")
+        if repository:
+            return Path(hf_hub_download(repository, file))
+        make_folder(cached.parent)
+        digest = torch.hub.HASH_REGEX.search(cached.name)
+        torch.hub.download_url_to_file(url, str(cached), digest[1] if digest else None)
     except Exception as error:  # each library for fetching has its own
         place = f"{file} of https://huggingface.co/{repository}" if repository else url
         raise BadInput(
             f"{name}: its weights are in no cache and were not fetched ({reason(error)}); fetch {place} and give "
             f"{name}@FILE, or set {'HF_HOME' if repository else 'TORCH_HOME'} to a cache that has it"
         ) from None
+    return cached
 
 
-def _from_hub(repository: str, file: str, fetch: bool) -> Path:
-    """A file in the cache of Hugging Face, or else from the hub."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(repository, file, local_files_only=True))
-    except LocalEntryNotFoundError:
-        if not fetch:
-            raise
-    return Path(hf_hub_download(repository, file))
-
-
-def _from_url(url: str, fetch: bool) -> Path:
-    """A file in torch's cache, where it is fetched to."""
-    import torch
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    path = _torch_cache(url)
-    if not path.is_file():
-        if HF_HUB_OFFLINE or not fetch:
-            raise OSError("HF_HUB_OFFLINE is set" if fetch else "a run folder fetches nothing")
-        make_folder(path.parent)
-        digest = torch.hub.HASH_REGEX.search(path.name)
-        torch.hub.download_url_to_file(url, str(path), digest[1] if digest else None)
-    return path
-
-
-def _torch_cache(url: str) -> Path:
-    import torch
-
-    return Path(torch.hub.get_dir(), "checkpoints", Path(url).name)
-
-
-def _timm_place(model: str) -> tuple[str, str, str]:
+def _place_in_timm(model: str) -> tuple[str, str, str]:
     """The repository of a model's weights on Hugging Face, the name of their file, and another address."""
     import timm
 
-    if not timm.is_model(model):
-        raise BadInput(f"timm has no model {model!r}{did_you_mean(model, timm.list_models())}")
-    tagged = timm.list_pretrained(f"{model.partition('.')[0]}.*")
-    if not tagged or ("." in model and model not in tagged):
-        hint = did_you_mean(model, tagged) if tagged else f"; give timm:{model}@FILE"
+    names = timm.list_pretrained()
+    untagged = {name.partition(".")[0] for name in names}
+    if model not in names and model not in untagged:
+        has_none = timm.is_model(model) and "." not in model
+        hint = f"; give timm:{model}@FILE" if has_none else did_you_mean(model, [*names, *untagged])
         raise BadInput(f"timm has no weights {model!r}{hint}")
     settings: Any = timm.get_pretrained_cfg(model)
     return settings.hf_hub_id or "", settings.hf_hub_filename or WEIGHT_FILES[0], settings.url or ""
 
 
-def _torchvision_url(model: str) -> str:
+def _url_in_torchvision(model: str) -> str:
     import torchvision
 
     names = torchvision.models.list_models(module=torchvision.models)
@@ -145,13 +125,8 @@ def read_model_folder(path: Path) -> tuple[Path, dict[str, Any]]:
     return file, {key: value for key, value in fields.items() if value is not None}
 
 
-CIFAR_RESNET = re.compile(r"cifar-(resnet\d+)(-pad2|-norelu)?")
-STEM_ARGUMENTS: dict[str | None, dict[str, Any]] = {
-    None: {},
-    "-pad2": {"stem_padding": 2},
-    "-norelu": {"stem_relu": False},
-}
 VIT_SMALL = "vit_small_patch16_224", {"num_heads": 12}  # timm's has 6; no tensor shows it
+STEMS: dict[str, dict[str, Any]] = {"": {}, "-pad2": {"stem_padding": 2}, "-norelu": {"stem_relu": False}}
 # these say what the rest of a folder says too, or matter only in training
 WITHOUT_EFFECT = ("in_chans", "img_size", "num_classes", "drop_rate", "drop_path_rate")
 
@@ -178,8 +153,9 @@ def to_timm(spec: EncoderSpec) -> TimmModel:
         return TimmModel(*VIT_SMALL)
     if spec.name == "cnn":
         return TimmModel("supancl_cnn", {"width": spec.width or 128})
-    if match := CIFAR_RESNET.fullmatch(spec.name):
-        return TimmModel(f"supancl_cifar_{match[1]}", STEM_ARGUMENTS[match[2]])
+    if spec.name.startswith("cifar-"):
+        resnet, dash, stem = spec.name.removeprefix("cifar-").partition("-")
+        return TimmModel(f"supancl_cifar_{resnet}", STEMS[dash + stem])
     return TimmModel(spec.name.rpartition(":")[2].partition(".")[0], {})
 
 
@@ -190,14 +166,13 @@ def from_timm(architecture: str, arguments: Mapping[str, Any]) -> tuple[str, int
     ('vit-small', None)
     """
     given = {key: value for key, value in arguments.items() if key not in WITHOUT_EFFECT}
-    if (architecture, given) == VIT_SMALL:
-        return "vit-small", None
-    if architecture == "supancl_cnn" and set(given) <= {"width"}:
-        return "cnn", given.get("width", 128)
-    if architecture.startswith("supancl_cifar_"):
-        for suffix, stem in STEM_ARGUMENTS.items():
-            if given == stem:
-                return f"cifar-{architecture.removeprefix('supancl_cifar_')}{suffix or ''}", None
+    if architecture == "supancl_cnn":
+        given = {"width": 128, **given}
+    resnet = architecture.removeprefix("supancl_cifar_")
+    for name in ("vit-small", "cnn", *(f"cifar-{resnet}{stem}" for stem in STEMS)):
+        width = given.get("width") if name == "cnn" else None
+        if to_timm(EncoderSpec(name, width=width)) == (architecture, given):
+            return name, width
     if given:
         raise BadInput(
             f"model_args sets {', '.join(sorted(map(str, given)))}, which changes {architecture}, and supancl has no "

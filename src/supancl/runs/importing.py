@@ -25,7 +25,6 @@ from supancl.recipes.recipe import has_fixed_size
 from supancl.runs.checkpoint import load_tensors
 from supancl.runs.encoder_file import (
     check_shapes,
-    find_encoder_file,
     is_exported,
     load_encoder,
     load_weights,
@@ -203,28 +202,8 @@ def _fit_names(tensors: Mapping[str, T], expected: Mapping[str, T]) -> dict[str,
 
 
 def fill_encoder(encoder: Encoder, init: Path | str) -> None:
-    """Fill an encoder with the weights of a start of the same architecture.
-
-    `init` is what `open_encoder` takes, or a state dict with the names of the encoder's tensors.
-    """
-    failure = None
-    if Path(init).exists() and not is_model_folder(Path(init)):
-        file = find_encoder_file(Path(init))
-        try:
-            load_weights(encoder, _read(file), file)
-            return
-        except BadInput as error:
-            if read_encoder_spec(file) is not None:
-                raise
-            failure = error
-    try:
-        start = open_encoder(init)
-    except BadInput as error:
-        raise failure or error from None
-    weights, expected = start.body.state_dict(), encoder.body.state_dict()
-    if {name: value.shape for name, value in weights.items()} != {n: value.shape for n, value in expected.items()}:
-        raise BadInput(_other_encoder(encoder.spec, start.spec, init, ["channels", "width", "size"]))
-    encoder.body.load_state_dict(weights)
+    """Fill an encoder with the weights of a start of the same architecture; `init` is what `open_encoder` takes."""
+    load_weights(encoder, open_encoder(init).body.state_dict(), Path(init))
 
 
 def describe_init(encoder: Encoder, init: Path | str) -> dict[str, str]:
@@ -250,19 +229,9 @@ def _digest(encoder: Encoder) -> str:
 
 def follow_start(recipe: Recipe, init: Path | str) -> Recipe:
     """The recipe with the start's encoder if its own is still open; else refuse a start of another architecture."""
-    try:
-        path = Path(init)
-        is_file = path.exists() and not is_model_folder(path)
-        start = read_encoder_spec(find_encoder_file(path)) if is_file else None
-        start = start or open_encoder(init).spec
-    except BadInput:
-        if not Path(init).is_file() or recipe.sources.get("encoder.name") == TO_BE_CHOSEN:
-            raise
-        return recipe  # its tensors may have the names of the recipe's encoder
+    start = open_encoder(init).spec
     if recipe.sources.get("encoder.name") != TO_BE_CHOSEN:
-        names = ["channels", "width", *["size"] * (recipe.encoder.name != "linear" and has_fixed_size(start.name))]
-        if message := _other_encoder(recipe.encoder, start, init, names):
-            raise BadInput(message)
+        _check_same_architecture(recipe.encoder, start, init)
         return recipe
     settings: dict[str, Any] = {"encoder.name": plain_name(start.name)}
     free = {"size": TO_BE_CHOSEN, "width": TO_BE_CHOSEN, "mean": AS_FOR_IMAGENET, "std": AS_FOR_IMAGENET}
@@ -274,15 +243,17 @@ def follow_start(recipe: Recipe, init: Path | str) -> Recipe:
     return recipe.with_set(settings, because=f"of the start, {init}")
 
 
-def _other_encoder(encoder: EncoderSpec, start: EncoderSpec, init: Path | str, names: list[str]) -> str:
-    """That the encoder cannot take the weights of a start, with the settings that could; empty if it can."""
-    differing = {name: getattr(start, name) for name in names if getattr(start, name) != getattr(encoder, name)}
+def _check_same_architecture(encoder: EncoderSpec, start: EncoderSpec, init: Path | str) -> None:
+    """Refuse a start with other tensors, and name the settings that take it; the size of images may differ."""
+    settings = {name: getattr(start, name) for name in ("channels", "width")}
+    settings |= {"size": start.size} if has_fixed_size(start.name) else {}
+    settings = {name: value for name, value in settings.items() if value != getattr(encoder, name)}
     if plain_name(start.name) != plain_name(encoder.name):
-        differing = {"name": plain_name(start.name), **differing}
-    if not differing or (list(differing) == ["width"] and tensor_shapes(encoder) == tensor_shapes(start)):
-        return ""
-    sets = " and ".join(f"encoder.{name}={value}" for name, value in differing.items())
-    return f"init {init} is a {plain_name(start.name)}, the encoder a {encoder.name}; set {sets}"
+        settings = {"name": plain_name(start.name), **settings}
+    elif tensor_shapes(start) == tensor_shapes(encoder):
+        return
+    sets = " and ".join(f"encoder.{name}={value}" for name, value in settings.items())
+    raise BadInput(f"init {init} is a {plain_name(start.name)}, the encoder a {encoder.name}; set {sets}")
 
 
 def plain_name(name: str) -> str:

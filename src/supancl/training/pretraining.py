@@ -62,7 +62,6 @@ class Pretraining(Loop):
         about = {"init": start, "hardware": hardware(trainer.device)}
         self.ranks.on_rank0(lambda: write_start(trainer, data, folder, about))
         super().__init__(folder, self.step if resume else None, reporter, self.ranks.is_rank0)
-        self.is_new, self.is_started = is_new, start is not None
 
     @property
     def step(self) -> int:  # type: ignore[override]
@@ -74,26 +73,12 @@ class Pretraining(Loop):
 
     def run(self) -> None:
         """Train to the last step, or until a signal, a collapse or a non-finite loss, and record the end."""
-        settings, device = self.recipe.train, str(self.trainer.device)
+        device = str(self.trainer.device)
         device = device if self.ranks.size == 1 else f"{self.ranks.size} ranks on {self.trainer.device.type}"
         self.reporter.on_start(self.recipe, self.data, self.folder.path, device, self.step, self.steps)
-        if self.is_new and self.is_started and settings.monitor_every:
-            self.measure_start()
         super().run()
         end = RunEnd(self.step, self.trainer.monitor.collapsed)
         self.on_rank0(lambda: record_end(self.folder, end, self.recipe.train.keep))
-
-    def measure_start(self) -> None:
-        """Log how good the weights of `init` are on the held-out images: `RunFolder.compare_with_start` reads it."""
-        row: dict[str, Any] = {"kind": "start", "step": 0, "epoch": 0}
-        row |= self.on_rank0(lambda: self.monitor_values(torch.empty(0), is_last=True))
-        self.write(row)
-        if "linear_interval" in row:
-            low, high = row["linear_interval"]
-            self.reporter.note(
-                f"before training: linear {row['linear']:.1f}% [{low:.1f}, {high:.1f}] and k-NN {row['knn']:.1f}% of "
-                f"{row['knn_queries']} held-out images"
-            )
 
     # --- what a step is -----------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ WRITING = (
     Mutant("        os.replace(temporary, path)\n", "        path.unlink(missing_ok=True)\n        os.replace(temporary, path)\n"),
     Mutant("            os.fsync(file.fileno())\n", ""),
     Mutant("            temporary.unlink(missing_ok=True)\n", "            pass\n"),
-    Mutant("!= usual_mode:", "== usual_mode:"),
+    Mutant("temporary.chmod(usual_mode)", "temporary.chmod(0o600)"),
     Mutant("    sync_folder(path.parent)\n", ""),
     Mutant("except (OSError, RuntimeError, SafetensorError)", "except (OSError, SafetensorError)"),
     Mutant('hashlib.file_digest(file, "sha256")', 'hashlib.file_digest(file, "sha1")'),
