@@ -21,9 +21,7 @@ from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.roi_heads import RoIHeads
-from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
-from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign, RoIAlign
 
 from supancl.config import from_json, parse_json, to_json
@@ -130,8 +128,7 @@ def build_detector(body: ResNet, spec: DetectSpec, classes: int, encoder: Encode
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
-        build_components = _c4_components if spec.arch == "c4" else _fpn_components
-        detector = Detector(build_components(body, spec, classes, encoder), spec)
+        detector = Detector(_components(body, spec, classes, encoder), spec)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)  # type: ignore[no-any-return]
     return detector
@@ -143,7 +140,7 @@ def move_to_device(detector: Detector, device: torch.device) -> Detector:
     return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved
 
 
-# --- C4 ---------------------------------------------------------------------------------------------------------------
+# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 class C4Pool(nn.Module):
@@ -209,52 +206,35 @@ def _out_channels(stage: nn.Module) -> int:
     return [module for module in stage.modules() if isinstance(module, nn.Conv2d)][-1].out_channels
 
 
-def _c4_components(body: ResNet, spec: DetectSpec, classes: int, encoder: EncoderSpec) -> list[nn.Module]:
-    names = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
-    backbone: Any = nn.Sequential(OrderedDict((name, getattr(body, name)) for name in names))
-    backbone.out_channels = _out_channels(body.layer3)
-    anchors = Anchors((spec.anchor_sizes,), (spec.anchor_ratios,))
-    (before, after), (before_test, after_test) = spec.rpn_train, spec.rpn_test
-    rpn = RegionProposalNetwork(
-        anchors, ProposalHead(backbone.out_channels, anchors.num_anchors_per_location()[0]), fg_iou_thresh=0.7,
-        bg_iou_thresh=0.3, batch_size_per_image=spec.rpn_batch, positive_fraction=0.5, nms_thresh=0.7,
-        pre_nms_top_n={"training": before, "testing": before_test},
-        post_nms_top_n={"training": after, "testing": after_test},
-    )  # fmt: skip
-    width = _out_channels(body.layer4)
-    heads = RoIHeads(
-        C4Pool(spec.pool), Res5(body.layer4, width, spec.extra_norm), BoxPredictor(width, classes + 1),
-        fg_iou_thresh=0.5, bg_iou_thresh=0.5, batch_size_per_image=spec.roi_batch, positive_fraction=0.25,
-        bbox_reg_weights=None, score_thresh=spec.score_threshold, nms_thresh=spec.nms,
-        detections_per_img=spec.detections,
-    )  # fmt: skip
-    return [backbone, rpn, heads, GeneralizedRCNNTransform(spec.min_sizes, spec.max_size, *_mean_and_std(encoder))]
-
-
-def _mean_and_std(encoder: EncoderSpec) -> list[list[float]]:
-    """Per channel of RGB."""
-    return [[*values] * (3 // len(values)) for values in (encoder.mean, encoder.std)]
-
-
-# --- FPN --------------------------------------------------------------------------------------------------------------
-
-
-def _fpn_components(body: ResNet, spec: DetectSpec, classes: int, encoder: EncoderSpec) -> list[nn.Module]:
-    stages = ("layer1", "layer2", "layer3", "layer4")
-    widths = [_out_channels(getattr(body, name)) for name in stages]
-    backbone = BackboneWithFPN(body, {name: str(i) for i, name in enumerate(stages)}, widths, FPN_WIDTH)
-    anchors = Anchors(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
-    mean, std = _mean_and_std(encoder)
+def _components(body: ResNet, spec: DetectSpec, classes: int, encoder: EncoderSpec) -> list[nn.Module]:
+    """Backbone, region proposals, heads and transform, as torchvision's FasterRCNN arranges them."""
+    mean, std = ([*values] * (3 // len(values)) for values in (encoder.mean, encoder.std))  # per channel of RGB
+    backbone: Any
+    if spec.arch == "c4":
+        names = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
+        backbone = nn.Sequential(OrderedDict((name, getattr(body, name)) for name in names))
+        backbone.out_channels, width = _out_channels(body.layer3), _out_channels(body.layer4)
+        anchors = Anchors((spec.anchor_sizes,), (spec.anchor_ratios,))
+        pool, head = C4Pool(spec.pool), Res5(body.layer4, width, spec.extra_norm)
+    else:
+        stages = ("layer1", "layer2", "layer3", "layer4")
+        widths = [_out_channels(getattr(body, name)) for name in stages]
+        backbone = BackboneWithFPN(body, {name: str(i) for i, name in enumerate(stages)}, widths, FPN_WIDTH)
+        anchors = Anchors(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
+        pool, head = MultiScaleRoIAlign([str(i) for i in range(len(stages))], spec.pool, sampling_ratio=2), None
+        width = FPN_HIDDEN
     (before, after), (before_test, after_test) = spec.rpn_train, spec.rpn_test
     model = FasterRCNN(
         backbone, min_size=spec.min_sizes, max_size=spec.max_size, image_mean=mean, image_std=std,
-        rpn_anchor_generator=anchors, rpn_head=ProposalHead(FPN_WIDTH, len(spec.anchor_ratios)),
+        rpn_anchor_generator=anchors,
+        rpn_head=ProposalHead(backbone.out_channels, anchors.num_anchors_per_location()[0]),
         rpn_pre_nms_top_n_train=before, rpn_pre_nms_top_n_test=before_test, rpn_post_nms_top_n_train=after,
         rpn_post_nms_top_n_test=after_test, rpn_batch_size_per_image=spec.rpn_batch,
-        box_roi_pool=MultiScaleRoIAlign([str(i) for i in range(len(stages))], spec.pool, sampling_ratio=2),
-        box_predictor=BoxPredictor(FPN_HIDDEN, classes + 1), box_batch_size_per_image=spec.roi_batch,
+        box_roi_pool=pool if spec.arch == "fpn" else None, box_head=head,
+        box_predictor=BoxPredictor(width, classes + 1), box_batch_size_per_image=spec.roi_batch,
         box_score_thresh=spec.score_threshold, box_nms_thresh=spec.nms, box_detections_per_img=spec.detections,
     )  # fmt: skip
+    model.roi_heads.box_roi_pool = pool  # FasterRCNN would refuse that of C4
     return [model.backbone, model.rpn, model.roi_heads, model.transform]
 
 

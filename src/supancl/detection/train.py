@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.config import AUTOMATIC, fields_marked, flattened, from_json, parse_json, to_json
+from supancl.config import AUTOMATIC, fields_marked, flattened, from_json, to_json
 from supancl.data.order import derive_seed
 from supancl.detection import DetectSpec, detect_spec, learning_rate
 from supancl.detection.model import (
@@ -39,7 +39,7 @@ from supancl.distributed.ranks import auto_precision, autocast_for, pick_device
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluation.encoder import encoder_key
 from supancl.evaluation.results import Row
-from supancl.files import is_as_written, read_text, write_sealed_json
+from supancl.files import read_sealed_json, write_sealed_json
 from supancl.reporter import Reporter
 from supancl.runs.encoder_file import SCHEMA_VERSION
 from supancl.runs.folder import RunFolder
@@ -66,9 +66,7 @@ class DetectFolder(RunFolder):
     def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
         """The spec, the data, the name of the encoder, and all of detect.json."""
         try:
-            content = parse_json(read_text(self.recipe_file))
-            if not is_as_written(content):
-                raise ValueError("it differs from its digest")
+            content = read_sealed_json(self.recipe_file)
             spec = from_json(DetectSpec, content["spec"], "")
             data = from_json(DetectData, content["data"], "data")
             return spec, data, str(content["encoder"]), content
@@ -302,10 +300,10 @@ def _rows_of(folder: DetectFolder) -> list[Row]:
     spec, _, encoder, settings = folder.read_settings()
     file = folder.evaluations / "detect.json"
     try:
-        scores = parse_json(read_text(file))
-        if not is_as_written(scores) or not {*SCORES, "classes"} <= scores.keys():
+        scores = read_sealed_json(file)
+        if not {*SCORES, "classes"} <= scores.keys():
             raise ValueError
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError):
         raise BadInput(f"{file}: no scores of a detector; test it with supancl detect eval {folder.path}") from None
     usual = flattened(detect_spec(spec.arch))
     changed = {name: v for name, v in flattened(spec).items() if name not in FREE_FIELDS and v != usual[name]}

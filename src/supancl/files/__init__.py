@@ -236,6 +236,14 @@ def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
     write_json(path, parsed | {"digest": _json_digest(parsed)})
 
 
+def read_sealed_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, compared with its digest. Raises OSError or ValueError."""
+    content = parse_json(read_text(path))
+    if not isinstance(content, dict) or not is_as_written(content):
+        raise ValueError("it differs from its digest")
+    return content
+
+
 def is_as_written(content: Mapping[str, Any]) -> bool:
     """Whether JSON agrees with its digest; without one nothing is known, and it counts as written."""
     return content.get("digest") in (None, _json_digest(content))

@@ -10,16 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 
 from supancl.data.threads import WaitStopped, is_waiting_for_images
+from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.errors import Interrupted, program_name
 from supancl.reporter import Reporter
 from supancl.runs.checkpoint import Writer, load_newest
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import MetricsLog, record_stop
 
-T = TypeVar("T")
 SAME_SIGNAL_SECONDS = 2.0  # shells deliver one Ctrl-C twice, and torchrun forwards what its ranks have received too
 
 
@@ -35,13 +35,13 @@ class Loop(ABC):
     log_every: int
     checkpoint_every: int | None
     keeps_all = False  # checkpoints
-    stops_waits = True  # whether a signal stops a step that waits for its images
     logs_saves = False  # whether a row is logged before every checkpoint, which then has no sums of losses
 
-    def __init__(self, folder: RunFolder, resumed_at: int | None, reporter: Reporter, writes: bool = True) -> None:
-        """`writes` is false for all ranks but one."""
-        self.folder, self.reporter, self.writer = folder, reporter, Writer()
-        self.log = MetricsLog(folder, resumed_at) if writes else None
+    def __init__(
+        self, folder: RunFolder, resumed_at: int | None, reporter: Reporter, ranks: Ranks = SINGLE_PROCESS
+    ) -> None:
+        self.folder, self.reporter, self.ranks, self.writer = folder, reporter, ranks, Writer()
+        self.log = MetricsLog(folder, resumed_at) if ranks.is_rank0 else None
 
     def __enter__(self) -> Self:
         return self
@@ -84,16 +84,9 @@ class Loop(ABC):
     def check(self, logs: bool, saves: bool) -> None:  # noqa: B027
         """Refuse losses or weights that are not finite."""
 
-    def signal_of_any_rank(self, received: list[int]) -> int:
-        return received[0] if received else 0
-
     def advice(self) -> str:
         """What else the command needs to continue the run."""
         return ""
-
-    def on_rank0(self, work: Callable[[], T]) -> T:
-        """What the rank that writes returns; an error of it is raised on all ranks."""
-        return work()
 
     @abstractmethod
     def close_inputs(self) -> None:
@@ -104,7 +97,8 @@ class Loop(ABC):
     def run(self) -> None:
         """Take the steps that are left, until the last one or a signal."""
         since, images = time.perf_counter(), 0
-        with record_signals(self.reporter.note, self.stops_waits) as received:
+        # several ranks stop after the same step
+        with record_signals(self.reporter.note, stops_waits=self.ranks.size == 1) as received:
             while self.step < self.steps:
                 is_new = True
                 try:
@@ -114,7 +108,7 @@ class Loop(ABC):
                     images += new_images
                 except WaitStopped:  # by a signal: the run stops below, with the state after the step before
                     is_new = False
-                signal_number = self.signal_of_any_rank(received)
+                signal_number = self.ranks.signal_on_any_rank(received)
                 part_ends = is_new and self.part_ends()
                 checkpoint_is_due = self.checkpoint_every is not None and self.step % self.checkpoint_every == 0
                 saves = self.is_saved(part_ends) or checkpoint_is_due or bool(signal_number)
@@ -132,7 +126,7 @@ class Loop(ABC):
                 self.keep(saves)
                 if signal_number and self.step < self.steps:
                     self.stop(signal_number)
-        self.on_rank0(self.writer.wait)
+        self.ranks.on_rank0(self.writer.wait)
 
     def write(self, row: dict[str, Any]) -> None:
         if self.log is not None:
@@ -140,18 +134,16 @@ class Loop(ABC):
 
     def keep(self, saves: bool) -> None:
         """Write a checkpoint if one is due."""
-        if saves:
-            self.save()
-
-    def save(self) -> None:
+        if not saves:
+            return
         if self.log is not None:
             self.log.sync()
         state = self.state()
-        self.on_rank0(lambda: self.writer.save(self.folder.checkpoints, self.step, state, self.keeps_all))
+        self.ranks.on_rank0(lambda: self.writer.save(self.folder.checkpoints, self.step, state, self.keeps_all))
 
     def stop(self, number: int) -> NoReturn:
         """End the run after a signal; its state is saved."""
-        self.on_rank0(self.writer.wait)
+        self.ranks.on_rank0(self.writer.wait)
         command = f"{program_name()} {self.command} --resume --out {shlex.quote(str(self.folder.path))}"
         raise Interrupted(
             f"stopped by {signal.Signals(number).name} at step {self.step} of {self.steps}, saved; continue with: "

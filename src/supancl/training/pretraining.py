@@ -6,7 +6,6 @@ A run begins with random weights, those of `init`, or its newest checkpoint.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,7 +49,6 @@ class Pretraining(Loop):
         settings = self.recipe.train
         self.log_every, self.checkpoint_every = settings.log_every, settings.checkpoint_every
         self.keeps_all = settings.keep == "all"
-        self.stops_waits = self.ranks.size == 1  # several ranks stop after the same step
         self.stats: StepStats | None = None
         self.targets = torch.empty(0)
         recorded = self.ranks.on_rank0(folder.read_init) if resume else None
@@ -61,7 +59,7 @@ class Pretraining(Loop):
             start = describe_init(trainer.model.branches.encoder, init)
         about = {"init": start, "hardware": hardware(trainer.device)}
         self.ranks.on_rank0(lambda: write_start(trainer, data, folder, about))
-        super().__init__(folder, self.step if resume else None, reporter, self.ranks.is_rank0)
+        super().__init__(folder, self.step if resume else None, reporter, self.ranks)
 
     @property
     def step(self) -> int:  # type: ignore[override]
@@ -78,7 +76,7 @@ class Pretraining(Loop):
         self.reporter.on_start(self.recipe, self.data, self.folder.path, device, self.step, self.steps)
         super().run()
         end = RunEnd(self.step, self.trainer.monitor.collapsed)
-        self.on_rank0(lambda: record_end(self.folder, end, self.recipe.train.keep))
+        self.ranks.on_rank0(lambda: record_end(self.folder, end, self.recipe.train.keep))
 
     # --- what a step is -----------------------------------------------------------------------------------------------
 
@@ -96,12 +94,6 @@ class Pretraining(Loop):
             return None
         self.targets = new_targets
         return self.recipe.train.batch_size
-
-    def signal_of_any_rank(self, received: list[int]) -> int:
-        return self.ranks.signal_on_any_rank(received)
-
-    def on_rank0(self, work: Callable[[], T]) -> T:
-        return self.ranks.on_rank0(work)
 
     def check(self, logs: bool, saves: bool) -> None:
         inputs = self.trainer.inputs
@@ -149,15 +141,15 @@ class Pretraining(Loop):
         is_last = epochs_done == settings.epochs
         if every and (epochs_done % every == 0 or is_last):
             row = {"kind": "monitor", "step": trainer.step, "epoch": epochs_done - 1}
-            row |= self.on_rank0(lambda: self.monitor_values(self.targets, is_last))
-            trainer.monitor.load(self.on_rank0(trainer.monitor.state))  # only rank 0 has measured
+            row |= self.ranks.on_rank0(lambda: self.monitor_values(self.targets, is_last))
+            trainer.monitor.load(self.ranks.on_rank0(trainer.monitor.state))  # only rank 0 has measured
             self.write(row)
             self.reporter.on_epoch(row)
         for lines in self.ranks.all_gather_object(trainer.inputs.images.store.new_remarks()):
             for line in lines:
                 self.reporter.warn(line)
         for file in weight_files(trainer, self.folder, self.data.classes) if self.is_saved(True) else ():
-            self.on_rank0(partial(self.writer.save_weights, *file))
+            self.ranks.on_rank0(partial(self.writer.save_weights, *file))
 
     def monitor_values(self, targets: Tensor, is_last: bool) -> dict[str, Any]:
         trainer, model = self.trainer, self.trainer.model
@@ -175,10 +167,7 @@ class Pretraining(Loop):
 
     def advice(self) -> str:
         again = "; give it the same data again" if self.recipe.data.source == FROM_PYTHON else ""
-        return self.plugin_flags() + again
-
-    def plugin_flags(self) -> str:
-        return plugin_flags(self.folder.read("plugins", list[str]()))
+        return plugin_flags(self.folder.read("plugins", list[str]())) + again
 
     def keep(self, saves: bool) -> None:
         """Save if `saves`, and before the alarm of a collapse, which is raised once."""
@@ -190,7 +179,7 @@ class Pretraining(Loop):
             return
         message = collapse_message(self.recipe, monitor, self.step)
         if self.recipe.train.on_collapse == "stop":
-            self.on_rank0(self.writer.wait)
+            self.ranks.on_rank0(self.writer.wait)
             raise Collapsed(message, "" if self.step >= self.steps else advice_to_continue(self.folder.path))
         self.reporter.warn(message)
 
@@ -211,7 +200,7 @@ class Pretraining(Loop):
         command = f"{program_name()} pretrain --resume --on-nan skip --out {shlex.quote(str(self.folder.path))}"
         raise NonFinite(
             cause,
-            f"to continue without such steps, checking every loss (slower on a GPU): {command}{self.plugin_flags()}; "
+            f"to continue without such steps, checking every loss (slower on a GPU): {command}{self.advice()}; "
             "or start again with a lower optimizer.lr or precision fp32",
         )
 

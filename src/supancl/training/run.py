@@ -16,8 +16,8 @@ from supancl.distributed import from_environment
 from supancl.errors import BadInput
 from supancl.files import (
     Output,
-    is_as_written,
     open_regular,
+    read_sealed_json,
     read_text,
     reason,
     write_bytes,
@@ -25,7 +25,7 @@ from supancl.files import (
 )
 from supancl.recipes import Recipe
 from supancl.recipes.auto import open_settings, with_short_side
-from supancl.recipes.recipe import TrainSpec, fixed_settings, resolve_warmup
+from supancl.recipes.recipe import fixed_settings, resolve_warmup
 from supancl.recipes.shorthands import full_name
 from supancl.reporter import current_reporter
 from supancl.runs.folder import RunFolder, name_run, next_folder
@@ -96,9 +96,7 @@ class Run:
 def read_result(file: Path) -> dict[str, Any]:
     """A result of an evaluation, compared with its digest."""
     try:
-        content = parse_json(read_text(file))
-        if not isinstance(content, dict) or not is_as_written(content):
-            raise ValueError("it differs from its digest")
+        content = read_sealed_json(file)
     except (OSError, ValueError) as error:
         raise BadInput(f"{file} is damaged ({reason(error)}); evaluate the run again, or remove the file") from None
     return {key: value for key, value in content.items() if key != "digest"}
@@ -155,42 +153,37 @@ def run_folder_for(recipe: Recipe | None, out: Path | str | None) -> RunFolder:
     return RunFolder(Path(out) if out is not None else next_folder(recipe.name))  # type: ignore[union-attr]
 
 
-def continued_recipe(folder: RunFolder, recipe: Recipe | None) -> Recipe:
+def continued_recipe(folder: RunFolder, requested: Recipe | None) -> Recipe:
     """The recipe of a resumed run: its recipe.json, with the few settings that may change if they are requested."""
     saved, _ = folder.read_recipe()
-    if recipe is None:
+    if requested is None:
         return saved
     images = folder.read_data()[0].get("train")
-    requested = with_short_side(resolve_warmup(recipe, images if isinstance(images, int) else None))
-    old, new = flattened(replace(saved, sources={})), flattened(replace(requested, sources={}))
-    may_change = {*fields_marked(recipe, MAY_CHANGE_ON_RESUME), *open_settings(recipe)}
-    automatic = fields_marked(TrainSpec(), AUTOMATIC, "train")
-    may_change |= {"data.source", "data.joined"}  # they may have moved: their content is compared when they are read
-    for key, value in {"train.epochs": new["train.epochs"], **new}.items():  # first: a warm-up may follow from it
-        is_open = key in automatic and value == automatic[key]
-        if key not in may_change and not is_open and value != old.get(key):
+    requested = with_short_side(resolve_warmup(requested, images if isinstance(images, int) else None))
+    old, new = flattened(saved), flattened(requested)
+    may_change, automatic = (fields_marked(requested, mark) for mark in (MAY_CHANGE_ON_RESUME, AUTOMATIC))
+    # their content is compared when they are read; the other settings follow from data
+    not_compared = {"sources", "data.source", "data.joined", *open_settings(requested)}
+    not_compared |= {key for key, value in automatic.items() if new[key] == value and key not in may_change}
+    changed: dict[str, Any] = {}
+    for key in dict.fromkeys(["train.epochs", *new]):  # first: a warm-up may follow from it
+        value = new[key]
+        if key in not_compared or value == old.get(key):
+            continue
+        if key not in may_change:
             raise BadInput(
                 f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; a run keeps its own "
                 f"settings: to train longer, extend the finished run {folder.path}; for others, start another run with "
                 f"init {folder.path} and another out"
             )
-    changed = changed_settings(recipe, saved)
-    if list(map(absolute_source, recipe.data.all_sources)) != list(map(absolute_source, saved.data.all_sources)):
-        for source in recipe.data.all_sources:
+        if value is not None and (value != may_change[key] or key in requested.sources):
+            changed[key] = value
+    places, before = (list(map(absolute_source, each.data.all_sources)) for each in (requested, saved))
+    if places != before:
+        for source in places:
             check_out_folder(source, folder.path)
-        changed["data.source"], *joined = map(absolute_source, recipe.data.all_sources)
-        changed["data.joined"] = tuple(joined)
+        changed |= {"data.source": places[0], "data.joined": tuple(places[1:])}
     return saved.with_set(changed, because="changed on resume") if changed else saved
-
-
-def changed_settings(recipe: Recipe, saved: Recipe) -> dict[str, Any]:
-    """Settings that may change on resume, were requested, and differ from the saved ones."""
-    old, new = flattened(saved), flattened(recipe)
-    return {
-        key: new[key]
-        for key, default in fields_marked(recipe, MAY_CHANGE_ON_RESUME).items()
-        if new[key] not in (None, old[key]) and (new[key] != default or key in recipe.sources)
-    }
 
 
 # --- extending --------------------------------------------------------------------------------------------------------
