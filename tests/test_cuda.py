@@ -18,8 +18,8 @@ from supancl.core.encoders import EncoderSpec
 from supancl.core.pools import PoolSpec
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages
-from supancl.data.views.augment import Draws
-from supancl.data.views.render import render, render_in_chunks
+from supancl.data.views.augment import Draws, render_in_chunks
+from supancl.data.views.render import render
 from supancl.data.views.specs import Crops
 from supancl.runs.folder import RunFolder
 from supancl.training.pretraining import capture_step

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
 from supancl.files import LEFT_OVER_AGE, Output, did_you_mean_path, temporary_path, write_atomically, write_text
 from supancl.runs.folder import RunFolder

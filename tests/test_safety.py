@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from supancl import BadInput, load_encoder
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_newest, load_tensors
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import fill_encoder

@@ -8,7 +8,7 @@ import torch
 
 from supancl import METHODS, MLP, Data, HeadSpec, PoolSpec, Recipe, Reporter, from_arrays, recipe
 from supancl.data.sources.arrays import FROM_PYTHON
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.training.step import Step
 

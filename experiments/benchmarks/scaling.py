@@ -37,7 +37,7 @@ from supancl.data.decode import decode_threads
 from supancl.data.opening import open_data
 from supancl.data.order import Order, epoch_order
 from supancl.data.sources.tars import index_tars
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.distributed import Ranks
 from supancl.recipes import recipe
 from supancl.training.speed import WARM_UP_STEPS, with_speed

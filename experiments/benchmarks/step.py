@@ -31,7 +31,8 @@ from step_ours import TINY_CNN, TINY_HEADS, TINY_VIT, Contender, in_turns, ours,
 from step_peers import LightlyFeed, lightly_contenders, released
 
 from supancl.data.opening import open_data
-from supancl.data.splits import Data, DataSpec
+from supancl.data.spec import DataSpec
+from supancl.data.splits import Data
 
 PEER_OF = {"supsiam": "simsiam", "supbyol": "byol", "supcon": "simclr"}  # the nearest that lightly has
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from tests.browser.conftest import Browser
 from tests.evaluation.made import bright, run_folder
 from tests.files import supancl

@@ -15,7 +15,7 @@ import torch
 from supancl.data import decode as decode_module
 from supancl.data.decode import decode
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.data.store import cache as cache_module
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import PackedImages

@@ -9,7 +9,7 @@ import pytest
 
 from supancl.data.labels import weight_matrix
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
 from tests.files import archive, mentions, picture, table
 

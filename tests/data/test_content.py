@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from supancl import BadInput, pretrain, recipe
-from supancl.data.splits import SAMPLED_BLOCKS, shard_content
+from supancl.data.content import SAMPLED_BLOCKS, shard_content
 from supancl.runs.folder import RunFolder
 from tests.files import class_folders, mentions
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -54,22 +53,6 @@ def test_the_box_of_every_shape_is_that_of_torchvisions_centre_crop(size):
     assert torch.equal(margin_boxes(sizes, size), expected.double())
 
 
-@dataclass(frozen=True)
-class InMemory:
-    """An image as a source has it."""
-
-    image: Image.Image
-
-    def __str__(self) -> str:
-        return "an image"
-
-    def stamp(self) -> tuple[int, int]:
-        return 0, 0
-
-    def open(self) -> Image.Image:
-        return self.image.copy()
-
-
 def by_torchvision(image: Image.Image, size: int) -> torch.Tensor:
     """(3, size, size) in [0, 1]: what is larger than the margin needs is resized by Pillow, the rest in floats."""
     margin = round(size * 8 / 7)
@@ -85,7 +68,7 @@ def test_the_pixels_of_200_shapes_are_torchvisions():
     for number in range(200):
         size, height, width = draw.choice(SIZES), draw.choice(SIDES), draw.choice(SIDES)
         image = Image.fromarray(noise(height, width, 3, seed=number))
-        pixels = decode(InMemory(image), 3, short_side=round(size * 8 / 7))
+        pixels = decode(image, 3, short_side=round(size * 8 / 7))
         expected = TF.normalize(by_torchvision(image, size), list(MEAN), list(STD)).float()
         found = evaluation_view(Batch(pixels[None]), size, MEAN, STD)[0]
         torch.testing.assert_close(
@@ -100,7 +83,7 @@ def test_larger_images_in_memory_have_the_view_of_their_files():
         size = draw.choice(SIZES)
         height, width = (draw.randint(round(size * 8 / 7) + 1, 3 * size) for _ in range(2))
         pixels = torch.from_numpy(noise(height, width, 3, seed=number)).permute(2, 0, 1)
-        decoded = decode(InMemory(Image.fromarray(noise(height, width, 3, seed=number))), 3, round(size * 8 / 7))
+        decoded = decode(Image.fromarray(noise(height, width, 3, seed=number)), 3, round(size * 8 / 7))
         expected = evaluation_view(Batch(decoded[None]), size, (0.0,), (1.0,))
         padded = torch.nn.functional.pad(pixels, (0, 5, 0, 9), value=255)[None]
         for batch in (Batch(pixels[None]), Batch(padded, torch.tensor([[height, width]]))):

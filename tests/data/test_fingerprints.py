@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from supancl.data.opening import from_arrays, open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 
 SAVED = Path(__file__).with_name("fingerprints.json")
 

@@ -15,7 +15,7 @@ from supancl.data.labels import (
     label_texts,
 )
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from tests.files import class_folders, noise, picture
 
 PATHS = ("animal/cat", "animal/dog", "animal", "plant/rose", "")

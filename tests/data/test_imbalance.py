@@ -8,7 +8,7 @@ import torch
 
 from supancl.data.opening import open_data, survey_data, survey_source
 from supancl.data.preparing import draw_long_tail, long_tail_sizes
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from tests.files import archive, noise
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from supancl.data import decode
 from supancl.data.opening import open_data, open_source
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from tests.files import archive, assert_mentions, class_folders, noise, picture, supancl, table
 
 

@@ -8,7 +8,7 @@ import torch
 
 from supancl.data.opening import open_data
 from supancl.data.preparing import flip_labels
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.2, 0.4])

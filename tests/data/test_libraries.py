@@ -15,7 +15,7 @@ from scipy.io import savemat
 
 from supancl.data.labels import label_texts
 from supancl.data.opening import open_source, peek_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
 from tests.files import noise, picture
 

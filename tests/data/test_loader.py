@@ -9,8 +9,7 @@ import torch
 
 from supancl.data.order import Order
 from supancl.data.splits import Split, full_split
-from supancl.data.store.memory import Batch, ImageStore, PackedImages
-from supancl.data.threads import Feed
+from supancl.data.store.memory import Batch, Feed, ImageStore, PackedImages
 from supancl.errors import BadInput
 from tests.files import mentions, noise
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from supancl.data.views import augment
-from supancl.data.views.render import crop_by_products, render, render_in_chunks
+from supancl.data.views.augment import render_in_chunks
+from supancl.data.views.render import crop_by_products, render
 from supancl.data.views.specs import CROP_ATTEMPTS, Crops, boxes_from_draws
 from tests.helpers import draw, seeded
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from supancl.data.decode import decode
 from supancl.data.opening import open_data, open_source
 from supancl.data.preparing import draw_stratified
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from tests.files import (
     archive,
     class_folders,

@@ -19,9 +19,9 @@ from supancl.data.opening import open_data
 from supancl.data.order import Order, derive_seed
 from supancl.data.sources import tars
 from supancl.data.sources.tars import index_path
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.data.store.cache import StreamImages
-from supancl.data.threads import Feed
+from supancl.data.store.memory import Feed
 from supancl.errors import BadInput
 from tests.files import assert_mentions, mentions, noise
 from tests.helpers import property_test

@@ -17,7 +17,7 @@ from PIL import Image
 
 from supancl.data.opening import open_source
 from supancl.data.sources.tars import iter_samples
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
 from tests.files import mentions, noise
 
@@ -83,7 +83,7 @@ def test_keys_order_labels_and_pixels_are_those_webdataset_gives(tmp_path, cache
     theirs = read_by_webdataset(files)
     found, _ = opened(tmp_path, cache=cache)
     split = found.splits["train"]
-    assert [name.rpartition("::")[2] for name in split.names] == [f"{each['__key__']}.png" for each in theirs]
+    assert [name.rpartition("::")[2] for name in map(str, split.items)] == [f"{each['__key__']}.png" for each in theirs]
     assert [int(found.classes[label]) for label in split.labels.tolist()] == [each["cls"] for each in theirs]
     for position, each in enumerate(theirs):
         assert np.array_equal(split.batch(torch.tensor([position])).pixels[0].permute(1, 2, 0).numpy(), each["png"])

@@ -9,8 +9,8 @@ import torchvision.transforms.v2.functional as TF
 from scipy import stats
 
 from supancl.data.store.memory import Batch, pad_images
-from supancl.data.views.augment import Draws, kernel_size
-from supancl.data.views.render import evaluation_view, render, render_in_chunks
+from supancl.data.views.augment import Draws, kernel_size, render_in_chunks
+from supancl.data.views.render import evaluation_view, render
 from supancl.data.views.specs import Crops, LocalCrops, Masks
 from tests.data.test_augment import MEAN, STD, bytes_of, cropped, jittered_by_torchvision
 from tests.helpers import draw, seeded

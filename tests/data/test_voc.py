@@ -10,7 +10,7 @@ import torch
 
 from supancl.data.labels import label_texts
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
 from tests.detection.drawn import annotation
 from tests.files import mentions, picture, supancl

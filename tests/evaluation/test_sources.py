@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from supancl.data.opening import from_arrays, open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
 from supancl.evaluation.data import data_for, few_shot_split, open_evaluation_data, read_source, spec_for, three_splits
 from tests.evaluation.made import (

@@ -27,7 +27,7 @@ from supancl import BadInput
 from supancl.core.encoders import EncoderSpec
 from supancl.data.decode import decode
 from supancl.data.opening import open_source
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.runs.checkpoint import load_checkpoint
 from supancl.runs.encoder_file import load_projector
 from supancl.runs.folder import RunFolder

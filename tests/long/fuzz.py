@@ -27,7 +27,7 @@ import torch
 from supancl import BadInput, load_encoder, recipe
 from supancl.config import parse_value
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.runs.encoder_file import load_projector
 from supancl.runs.folder import RunFolder

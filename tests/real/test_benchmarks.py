@@ -16,7 +16,7 @@ from supancl.data.opening import open_benchmark
 from supancl.data.sources import folder as layouts
 from supancl.data.sources.arrays import FC100_TEST_CLASSES
 from supancl.data.sources.benchmarks import BENCHMARKS, check_benchmark, find_benchmark
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from tests.data.test_benchmarks import every
 from tests.facts import CLASS_LIST
 

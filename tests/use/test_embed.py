@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from tests.evaluation.made import run_folder
 from tests.files import TINY, assert_mentions, class_folders, picture, supancl
 

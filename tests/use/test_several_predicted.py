@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.metrics import average_precision_score, f1_score
 
 from supancl.data.opening import open_data
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.probes import Features
 from supancl.probes.classifiers import fit_linear_classifier
 from supancl.runs.encoder_file import load_features

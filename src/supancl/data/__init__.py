@@ -6,7 +6,8 @@ from supancl.lazy import lazy_names
 
 if TYPE_CHECKING:
     from supancl.data.opening import from_arrays, open_data
-    from supancl.data.splits import Data, DataSpec, Split
+    from supancl.data.spec import DataSpec
+    from supancl.data.splits import Data, Split
     from supancl.data.store.memory import Batch
     from supancl.data.views.specs import Crops, Masks
 

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -39,20 +40,26 @@ MAX_THREADS = 32
 DECODE_VERSION = 4  # part of the key of a cached image
 
 
-class Item(Protocol):
-    """One image that is not in memory: a file, a member of a tar, a row of another library's data set."""
+@dataclass(frozen=True, slots=True, eq=False)
+class MadeItem:
+    """An image that is no file: a member of a tar, a row of another library's data set, or pixels in memory."""
 
-    def __str__(self) -> str: ...
+    name: str
+    open: Callable[[], Any]  # the image as Pillow opens it
+    stamp: Callable[[], tuple[int, int]]  # changes with the content; raises OSError if the file is gone
 
-    def stamp(self) -> tuple[int, int]:
-        """Two numbers that change with the content. Raises OSError if the file is gone."""
+    def __str__(self) -> str:
+        return self.name
 
-    def open(self) -> Any:
-        """The image as Pillow opens it."""
+
+Item = Path | str | MadeItem
 
 
 def decode(
-    item: Item | Path | Image.Image, channels: int = 3, short_side: int | None = None, resample: Resample = "bilinear"
+    item: Item | Image.Image,
+    channels: int = 3,
+    short_side: int | None = None,
+    resample: Resample = "bilinear",
 ) -> Tensor:
     """One image as uint8 (C, H, W): upright, in RGB or grey, its short side shrunk; raises OSError or ValueError."""
     try:
@@ -71,7 +78,7 @@ def decode(
         raise OSError(f"{type(error).__name__}: {error}") from None
 
 
-def _load_upright(item: Item | Path | Image.Image) -> Any:
+def _load_upright(item: Item | Image.Image) -> Any:
     """The image upright and in 8 bits. It is a function so that a deep image is freed before its colours are made."""
     opened: Any = nullcontext(item) if isinstance(item, Image.Image) else open_image(item)
     with opened as file:
@@ -91,7 +98,7 @@ def _load_upright(item: Item | Path | Image.Image) -> Any:
         return Image.fromarray(scaled)
 
 
-def try_decode(item: Item | Path, channels: int, short_side: int | None, resample: Resample) -> Tensor | str:
+def try_decode(item: Item, channels: int, short_side: int | None, resample: Resample) -> Tensor | str:
     """The decoded image, or the reason why it cannot be read."""
     try:
         return decode(item, channels, short_side, resample)
@@ -140,10 +147,10 @@ def image_problem(error: OSError | ValueError) -> str:
     return "no known image format" if "cannot identify image file" in message else message
 
 
-def open_image(item: Item | Path) -> Any:
+def open_image(item: Item) -> Any:
     if str(item).lower().endswith(tuple(HEIF_SUFFIXES)) and "HEIF" not in _formats():
         raise ValueError("HEIC needs pillow-heif: pip install 'supancl[heic]'")
-    image = open_image_file(item) if isinstance(item, Path) else item.open()
+    image = item.open() if isinstance(item, MadeItem) else open_image_file(item)
     # with a name, Pillow maps uncompressed TIFFs using the sides of the turned image, which scrambles pixels
     image.filename = ""
     return image
@@ -178,18 +185,18 @@ def check_image_bytes(length: int) -> None:
         raise ValueError(f"has {length:,} bytes, an image may have {MAX_IMAGE_BYTES:,}; store it smaller or compressed")
 
 
-def item_stamp(item: Item | Path) -> tuple[int, int]:
+def item_stamp(item: Item) -> tuple[int, int]:
     """Two numbers that change with an item's content."""
-    return file_stamp(item) if isinstance(item, Path) else item.stamp()
+    return item.stamp() if isinstance(item, MadeItem) else file_stamp(item)
 
 
-def file_stamp(path: Path) -> tuple[int, int]:
+def file_stamp(path: Path | str) -> tuple[int, int]:
     """Size, and a number made of mtime and ctime: mtime can be set by hand (`cp -p`), ctime cannot."""
-    status = path.stat()
+    status = os.stat(path)
     return status.st_size, (status.st_mtime_ns * 31 + status.st_ctime_ns) % 2**63
 
 
-def upright_size(item: Item | Path) -> tuple[int, int]:
+def upright_size(item: Item) -> tuple[int, int]:
     """(height, width) of the image turned upright, from its header alone."""
     with open_image(item) as file:
         # for a TIFF, newer versions of Pillow give the size of the turned image
@@ -197,7 +204,7 @@ def upright_size(item: Item | Path) -> tuple[int, int]:
         return (width, height) if file.getexif().get(ORIENTATION) in (5, 6, 7, 8) else (height, width)
 
 
-def has_over_8_bits(item: Item | Path) -> bool:
+def has_over_8_bits(item: Item) -> bool:
     """Whether the image's header says more than 8 bits per sample."""
     try:
         with open_image(item) as image:

@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from supancl.data.decode import LISTED_SUFFIXES, Resample, decode, image_problem, map_in_order
-from supancl.data.listing import Listing, list_stored
 from supancl.data.sources.arrays import check_image_array, close_gaps, convert_channels, list_arrays, number_labels
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
+from supancl.data.splits import Source, list_stored
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages
 from supancl.data.views.render import evaluation_short_side, evaluation_view
 from supancl.errors import BadInput
@@ -103,8 +103,8 @@ def split_labels(data: Any, spec: DataSpec, channels: int) -> tuple[Any, Any]:
     return data, None
 
 
-def list_images(images: Any, labels: Any, spec: DataSpec, channels: int) -> Listing:
-    """A listing of Python objects, all decoded: `labels` are numbers or names, -1, '' or None for unlabelled.
+def list_images(images: Any, labels: Any, spec: DataSpec, channels: int) -> Source:
+    """A source of Python objects, all decoded: `labels` are numbers or names, -1, '' or None for unlabelled.
 
     Labels (N, C) are weights of several or soft labels, one column per class. Other integers are class names: they may
     have gaps.
@@ -115,8 +115,8 @@ def list_images(images: Any, labels: Any, spec: DataSpec, channels: int) -> List
     count, listed = len(images), cast(Sequence[OneImage], images)
     (given,), classes = close_gaps([np.full(count, -1) if labels is None else as_label_array(labels)])
     if isinstance(images, np.ndarray) and images.dtype != object:
-        return list_arrays({"train": (images, given)}, channels, "the arrays", classes, spec.max_labels)
-    numbers, classes = number_labels({"train": given}, {"train": count}, "the images", classes, spec.max_labels)
+        return list_arrays({"train": (images, given)}, channels, "the arrays", classes)
+    numbers, classes = number_labels({"train": given}, {"train": count}, "the images", classes)
     pixels = list(map_in_order(lambda image: decode_any(image, channels, spec.short_side, spec.resample), listed))
     has_one_size = len({tuple(image.shape) for image in pixels}) == 1
     store = ArrayImages(torch.stack(pixels)) if has_one_size else PackedImages.from_images(pixels)

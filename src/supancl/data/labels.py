@@ -19,21 +19,24 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from supancl.core.labels import Labels
-from supancl.data.splits import Data, DataSpec, Source, Split
+from supancl.data.spec import DataSpec
 from supancl.errors import BadInput, NoLevels
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from supancl.data.splits import Data, Source, Split
 else:
     from supancl.lazy import torch
 
 SEPARATOR = ";"  # between the names of one image in a .csv
+NO_LABEL = ("-1", "-1.0")  # a column with gaps turns -1 into -1.0
 WITH_WEIGHT = re.compile(r"(.*):\s*([-+.,]*\d.*|)")  # what follows the last ':' is, or is meant as, a number
 # of the largest weight of a source to its smallest: sums of weights in a pool have 16 digits, and pools many entries
 MAX_RATIO = 1e6
 MAX_WEIGHT = 1e30  # float32 has room for sums of them
-D = TypeVar("D", Data, Source)
+D = TypeVar("D", "Data", "Source")
 
 LabelSet = Mapping[str, float]  # class name -> weight
 
@@ -83,7 +86,7 @@ def pairs_from_sets(label_sets: Sequence[LabelSet], classes: Sequence[str]) -> T
     return torch.tensor(padded, dtype=torch.float32).reshape(-1, most, 2)
 
 
-def pairs_from_matrix(weights: np.ndarray, max_labels: int, location: str, first_row: int = 0) -> Tensor:
+def pairs_from_matrix(weights: np.ndarray, location: str, first_row: int = 0) -> Tensor:
     """The pairs of weights (N, C), one column per class: 0 and 1, or any weights. A row of -1 is unlabelled."""
     is_labelled = ~(weights == -1).all(1)
     is_good = ((weights >= 0) & (weights <= MAX_WEIGHT)).all(1) & (weights > 0).any(1)  # NaN is neither
@@ -93,7 +96,6 @@ def pairs_from_matrix(weights: np.ndarray, max_labels: int, location: str, first
     rows, columns = np.nonzero((weights > 0) & is_labelled[:, None])
     counts = np.bincount(rows, minlength=len(weights))
     most = int(counts.max(initial=1))
-    check_count(most, max(max_labels, 1), f"{location}, row {int(np.argmax(counts)) + first_row}")
     pairs = np.zeros((len(weights), most, 2), np.float32)
     pairs[..., 0] = -1
     position = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
@@ -189,11 +191,15 @@ def add_levels(
     return labels.with_rarest(labels.counts()), nodes, tuple(levels[name] for name in nodes)
 
 
-def keep_classes(split: Split, classes: Sequence[str], names: Sequence[str]) -> Split:
-    """The split with the labels that are among these names, at most one per image, numbered as they are."""
+def labels_among(labels: Labels, classes: Sequence[str], names: Sequence[str]) -> Labels:
+    """The labels that are among these names, at most one per image, numbered as they are."""
     place = {name: i for i, name in enumerate(names)}
-    numbers = torch.tensor([place.get(name, -1) for name in classes], dtype=torch.long)
-    return replace(split, all_labels=split.all_labels.among(numbers))
+    return labels.among(torch.tensor([place.get(name, -1) for name in classes], dtype=torch.long))
+
+
+def keep_classes(split: Split, classes: Sequence[str], names: Sequence[str]) -> Split:
+    """The split with these labels alone."""
+    return replace(split, all_labels=labels_among(split.all_labels, classes, names))
 
 
 def list_levels(data: Data | Source) -> list[tuple[str, ...]]:
@@ -213,7 +219,7 @@ def with_leaf_labels(data: D) -> D:
     if not data.levels:
         return data
     leaves = find_leaves(data)
-    kept = data.map_splits(lambda split: keep_classes(split, data.classes, leaves))
+    kept = data.map_labels(lambda labels: labels_among(labels, data.classes, leaves))
     return replace(kept, classes=leaves, levels=())
 
 
@@ -221,8 +227,7 @@ def with_given_labels(data: D) -> D:
     """The data; of a hierarchy with one label per image, its finest one, on whatever level that is."""
     if not data.levels:
         return data
-    finest = data.map_splits(lambda split: replace(split, all_labels=split.all_labels.finest()))
-    return replace(finest, levels=())
+    return replace(data.map_labels(Labels.finest), levels=())
 
 
 def _superclasses() -> dict[str, tuple[str, ...]]:

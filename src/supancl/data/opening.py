@@ -18,11 +18,11 @@ import numpy as np
 from supancl.data.decode import upright_size
 from supancl.data.from_python import as_array
 from supancl.data.labels import add_levels, check_count
-from supancl.data.listing import Listing, join_listings
 from supancl.data.preparing import prepare_data, select_images
 from supancl.data.sources import arrays, benchmarks, folder, libraries, table, tars
 from supancl.data.sources.benchmark_rows import Use
-from supancl.data.splits import Data, DataSpec, Source
+from supancl.data.spec import DataSpec
+from supancl.data.splits import Data, Source, join_sources
 from supancl.data.store.cache import (
     FileImages,
     StreamImages,
@@ -63,9 +63,9 @@ def open_source(spec: DataSpec, channels: int) -> Source:
         return load(list_source(spec, channels), channels, spec)
     if spec.joined or spec.balanced or not tars.is_tar(spec.source):
         raise BadInput(f"{spec.location}: data.stream is for tar shards that one name matches, without data.balanced")
-    listing = with_levels(tars.list_tars(spec.source), spec)
-    assert isinstance(listing.items, tars.TarItems)
-    return listing.open(StreamImages(listing.items, channels, spec))
+    source = with_levels(tars.list_tars(spec.source), spec)
+    assert isinstance(source.items, tars.TarItems)
+    return replace(source, store=StreamImages(source.items, channels, spec))
 
 
 def peek_data(spec: DataSpec, channels: int) -> Data:
@@ -75,12 +75,16 @@ def peek_data(spec: DataSpec, channels: int) -> Data:
     the disk and from local caches alone.
     """
     with libraries.local_caches(spec.all_sources):
-        listing = with_levels(list_source(spec, channels), spec)
-    store = None if listing.is_stored else FileImages(listing.items, channels, spec)
-    return prepare_data(listing.open(store), spec)
+        return prepare_data(undecoded(spec, channels), spec)
 
 
-def list_source(spec: DataSpec, channels: int) -> Listing:
+def undecoded(spec: DataSpec, channels: int) -> Source:
+    """The source with a store that decodes an image when it is read, unless they are in memory."""
+    source = with_levels(list_source(spec, channels), spec)
+    return source if source.store is not None else replace(source, store=FileImages(source.items, channels, spec))
+
+
+def list_source(spec: DataSpec, channels: int) -> Source:
     """List the images of `spec.source`; nothing is decoded."""
     name = spec.source
     if spec.joined:
@@ -88,54 +92,50 @@ def list_source(spec: DataSpec, channels: int) -> Listing:
         if len(set(names)) < len(names):
             raise BadInput(f"{spec.location}: a source is there twice; name each once")
         specs = [replace(spec, source=source, joined=()) for source in spec.all_sources]
-        return join_listings({each.source: list_source(each, channels) for each in specs}, " + ".join(names))
+        return join_sources({each.source: list_source(each, channels) for each in specs}, " + ".join(names))
     if benchmarks.is_benchmark(name):
         benchmark_name, _, root = name.partition("@")
         return benchmarks.list_benchmark(benchmark_name, root, channels)
     kind, _, library_name = name.partition(":")
     with track_task(f"listing {name}"):
         if name in arrays.BUILT_IN:
-            listing = arrays.BUILT_IN[name](channels)
-        elif tars.is_tar(name):
-            listing = tars.list_tars(name)
-        elif kind in libraries.READERS:
-            listing = libraries.READERS[kind](library_name, channels)
-        elif (path := _existing_path(name)).is_dir():
+            return arrays.BUILT_IN[name](channels)
+        if tars.is_tar(name):
+            return tars.list_tars(name)
+        if kind in libraries.READERS:
+            return libraries.READERS[kind](library_name, channels)
+        if (path := _existing_path(name)).is_dir():
             is_voc = (path / "ImageSets/Main").is_dir() and (path / "JPEGImages").is_dir()
-            listing = folder.list_voc(path) if is_voc else folder.list_folder(path, spec.hierarchy == "paths")
-        elif path.suffix.lower() == ".npz":
-            listing = arrays.read_npz(path, channels, spec.max_labels)
-        elif name.lower().endswith(table.SUFFIXES):
-            listing = table.list_table(path, spec.columns, spec.max_labels)
-        else:
-            raise BadInput(f"{name}: not a source (unpack archives); give a folder, .npz, .csv, .parquet or .tar")
-    check_count(int((listing.labels.classes >= 0).sum(1).max()), spec.max_labels, f"{name}: an image")
-    return listing
+            return folder.list_voc(path) if is_voc else folder.list_folder(path, spec.hierarchy == "paths")
+        if path.suffix.lower() == ".npz":
+            return arrays.read_npz(path, channels)
+        if name.lower().endswith(table.SUFFIXES):
+            return table.list_table(path, spec.columns, spec.max_labels)
+    raise BadInput(f"{name}: not a source (unpack archives); give a folder, .npz, .csv, .parquet or .tar")
 
 
-def load(listing: Listing, channels: int, spec: DataSpec) -> Source:
+def load(source: Source, channels: int, spec: DataSpec) -> Source:
     """Decode every listed image once into a store. Unreadable ones are refused, or skipped with a remark."""
-    if listing.is_stored:
-        return with_levels(listing, spec).open()
-    items = listing.items
-    store, unreadable = store_images(items, listing.cache_name or absolute_source(spec.source), channels, spec)
+    if source.store is not None:
+        return with_levels(source, spec)
+    items, remarks = source.items, list(source.remarks)
+    store, unreadable = store_images(items, source.cache_name or absolute_source(spec.source), channels, spec)
     reasons = dict(sorted((str(items[position]), reason) for position, reason in unreadable))
-    remarks = []
     if unreadable:
         path, reason = next(iter(reasons.items()))
-        listing = listing.take(np.delete(np.arange(len(items)), [position for position, _ in unreadable]))
-        if not spec.skip_bad_images or not len(listing.rows_of("train")):
+        source = source.take(np.delete(np.arange(len(items)), [position for position, _ in unreadable]))
+        if not spec.skip_bad_images or not len(source.rows_of("train")):
             raise BadInput(unreadable_image(path, f"{reason}; unreadable images: {len(reasons)} of {len(items)}"))
-        remarks = [f"unreadable images that were skipped: {len(reasons)}, such as {path} ({reason})"]
-    remarks += dark_image_remarks(store, listing.items)
-    source = with_levels(listing, spec).open(store)
-    return replace(source, remarks=(*source.remarks, *remarks), skipped=reasons)
+        remarks.append(f"unreadable images that were skipped: {len(reasons)}, such as {path} ({reason})")
+    remarks += dark_image_remarks(store, source.items)
+    return replace(with_levels(source, spec), store=store, remarks=tuple(remarks), skipped=reasons)
 
 
-def with_levels(listing: Listing, spec: DataSpec) -> Listing:
-    """The listing with one label per level of `data.hierarchy`; the same without one."""
-    labels, classes, levels = add_levels(listing.labels, listing.classes, spec)
-    return replace(listing, labels=labels, classes=classes, levels=levels)
+def with_levels(source: Source, spec: DataSpec) -> Source:
+    """The source with one label per level of `data.hierarchy`; the same without one."""
+    check_count(int((source.labels.classes >= 0).sum(1).max()), spec.max_labels, f"{source.location}: an image")
+    labels, classes, levels = add_levels(source.labels, source.classes, spec)
+    return replace(source, labels=labels, classes=classes, levels=levels)
 
 
 def open_benchmark(
@@ -179,8 +179,7 @@ def from_arrays(
     numbered, names = arrays.close_gaps(given) if classes is None else (given, tuple(classes))
     splits = {name: (by_split[name][0], array) for name, array in zip(by_split, numbered, strict=True)}
     spec = spec or DataSpec(source=arrays.FROM_PYTHON)
-    listing = arrays.list_arrays(splits, channels, "the arrays", names, spec.max_labels)
-    return prepare_data(load(listing, channels, spec), spec)
+    return prepare_data(load(arrays.list_arrays(splits, channels, "the arrays", names), channels, spec), spec)
 
 
 # --- names of sources -------------------------------------------------------------------------------------------------
@@ -244,14 +243,13 @@ class Survey:
 
 def survey_source(spec: DataSpec, channels: int = 3) -> Survey:
     """List `spec.source` and read the sizes of some images from their headers."""
-    listing = with_levels(list_source(spec, channels), spec)
-    if listing.is_stored:
-        return survey_data(select_images(listing.open(), spec)[0])
-    source = listing.open(FileImages(listing.items, channels, spec))
-    rows, sides = listing.rows_of("train"), list[int]()
+    source = undecoded(spec, channels)
+    if not isinstance(source.store, FileImages):
+        return survey_data(select_images(source, spec)[0])
+    rows, sides = source.rows_of("train"), list[int]()
     for position in evenly_spaced_positions(len(rows)):
         with suppress(OSError, ValueError):  # unreadable ones are reported when they are decoded
-            sides.append(min(upright_size(listing.items[int(rows[position])])))
+            sides.append(min(upright_size(source.items[int(rows[position])])))
     return survey_data(select_images(source, spec)[0], round(median(sides or [0])))
 
 

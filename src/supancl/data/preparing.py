@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from supancl.core.labels import Labels
 from supancl.data.labels import describe_labels, keep_classes
 from supancl.data.order import derive_seed
-from supancl.data.splits import Data, DataSpec, NoiseKind, Source, Split, fingerprint
+from supancl.data.spec import DataSpec, NoiseKind
+from supancl.data.splits import Data, Source, Split, fingerprint
 from supancl.errors import BadInput
 
 if TYPE_CHECKING:

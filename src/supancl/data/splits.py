@@ -1,23 +1,28 @@
-"""Splits of a source: which images are in one, with their labels, names and checksums; and the settings of them."""
+"""The table of a source: an image a row, with its split and its labels; its splits, and the data of a run.
+
+A reader of `sources/` fills a `Source`; its pixels are in a store once they are decoded.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
-from supancl.config import INCIDENTAL, Count, Fraction, Natural, Positive, Within, marked
 from supancl.core.labels import Labels
+from supancl.data.content import Content, shard_content
+from supancl.data.decode import Item, MadeItem
+from supancl.data.labels import LabelSet, labels_from_pairs, pairs_from_sets
 from supancl.data.order import Order
-from supancl.data.store.memory import Batch, ImageStore
-from supancl.files import open_regular
+from supancl.data.store.memory import ArrayImages, Batch, ImageStore, LazyItems, take_items
+from supancl.errors import BadInput
 
 if TYPE_CHECKING:
     import torch
@@ -25,77 +30,25 @@ if TYPE_CHECKING:
 else:
     from supancl.lazy import torch
 
-NoiseKind = Literal["symmetric", "pair"]
+SPLITS = ("train", "val", "test")
+OFFICIAL_SPLITS = (*SPLITS, "trainval", "all")  # of benchmarks, which divide the last two
 SPLIT_NAMES = {  # name of a folder or shard -> split
     **dict.fromkeys(("train", "training", "trainval"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-NO_LABEL = ("-1", "-1.0")  # a column with gaps turns -1 into -1.0
 NAMES_AT_A_TIME = 65_536  # there may be millions
-BLOCK_BYTES = 4096
-SAMPLED_BLOCKS = 16  # of a shard, evenly spaced; reading shards whole would take hours
-
-
-# settings that take training images away or change their labels
-CHANGES = ("limit", "leave_out", "imbalance", "labelled", "label_noise")
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """Which data to use, and which images of it. `source` is empty if the recipe leaves it to --data."""
-
-    source: str = marked("", INCIDENTAL)
-    limit: Count | None = None  # train on this many images, drawn with a fixed seed
-    holdout: Annotated[float, Within(0, 0.9)] | None = None  # None: a tenth or a fifth (docs/data.md) where none are
-    leave_out: tuple[str, ...] = ()  # classes kept out of pretraining, for transfer
-    imbalance: Annotated[float, Within(1, 1e6)] = 1.0  # times fewer images in the last class than in the first
-    labelled: Fraction = 1.0  # fraction of the training labels that are kept
-    max_labels: Count = 16  # of an image; 1: a ; in a .csv is part of a class name
-    hierarchy: Literal["none", "paths", "cifar100"] = "none"  # paths: animal/cat is a cat and an animal
-    level_weights: tuple[Positive, ...] = ()  # of the labels on each level, the coarsest first; (): all 1
-    label_noise: Annotated[float, Within(0, 0.9)] = 0.0  # fraction of them that is made wrong
-    label_noise_kind: NoiseKind = "symmetric"  # pair: every class is mistaken for the next one
-    label_noise_seed: Natural = 0  # which labels
-    short_side: Count | None = None  # larger images are shrunk to this when decoded
-    resample: Literal["bilinear", "bicubic"] = "bilinear"  # filter used for shrinking
-    balanced: bool = False  # every class equally often in an epoch, whatever its number of images
-    # auto: if decoded images take more than 256 MB
-    cache: Literal["auto", "always", "never"] = marked("auto", INCIDENTAL)
-    memory_gb: Positive = marked(8.0, INCIDENTAL)  # without a cache, data above this are decoded again each time
-    stream: bool = False  # read tar shards while training, without cache or memory
-    window: Count = 16  # number of streamed shards whose images are shuffled together
-    skip_bad_images: bool = marked(False, INCIDENTAL)
-    joined: tuple[str, ...] = marked((), INCIDENTAL)  # further sources, whose images are added to those of `source`
-    columns: str = marked("", INCIDENTAL)  # of a .csv with other names: image=file,label=species
-
-    @property
-    def all_sources(self) -> tuple[str, ...]:
-        return (self.source, *self.joined)
-
-    @property
-    def location(self) -> str:
-        """The sources, for messages."""
-        return " + ".join(self.all_sources) or "the data"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all training images are used, with the labels that the source gives them."""
-        return all(getattr(self, name) == getattr(DataSpec, name) for name in CHANGES)
-
-    def whole(self) -> DataSpec:
-        """The same data with all training images, as the source gives them."""
-        return replace(self, balanced=False, **{name: getattr(DataSpec, name) for name in CHANGES})
+Entry = tuple[str, Item, str | tuple[str, ...]]  # split, image, class name ('': unlabelled) or several
 
 
 @dataclass(frozen=True)
 class Split:
-    """A subset of a store's images, with their labels, and names for messages."""
+    """A subset of a store's images, with their labels. An item's text is the name of an image."""
 
     store: ImageStore
     index: Tensor
     all_labels: Labels
-    names: Sequence[str]
+    items: Sequence[object]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -139,7 +92,7 @@ class Split:
         return self if store is self.store else replace(self, store=store, index=self.index.to(device))
 
     def names_at(self, positions: Tensor) -> list[str]:
-        return [self.names[i] for i in self.index.cpu()[positions.cpu()].tolist()]
+        return [str(self.items[row]) for row in self.index.cpu()[positions.cpu()].tolist()]
 
     def take(self, positions: Tensor) -> Split:
         return replace(self, index=self.index[positions], all_labels=self.all_labels[positions])
@@ -195,66 +148,58 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Content:
-    """A value that changes with each image (`pixels`) or shard (`shards`), so that a run notices what was replaced."""
-
-    kind: str
-    values: np.ndarray  # (n,) uint64
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.kind.encode() + np.ascontiguousarray(self.values).tobytes()).hexdigest()
-
-    def to_bytes(self) -> bytes:
-        """The values as an npz file."""
-        file = io.BytesIO()
-        np.savez(file, values=self.values, kind=self.kind)
-        return file.getvalue()
-
-
-def read_content(path: Path) -> Content | None:
-    """Saved values; None if the file is missing or damaged: then names cannot be given."""
-    try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
-            return Content(str(arrays["kind"]), arrays["values"])
-    except Exception:  # numpy, zipfile and zlib each raise something else
-        return None
-
-
-def shard_content(shards: Sequence[Path]) -> Content:
-    """Sizes and sampled bytes of files that are too large to read whole."""
-    values = np.zeros(len(shards), np.uint64)
-    for number, path in enumerate(shards):
-        size = path.stat().st_size
-        content = hashlib.sha256(str(size).encode())
-        with open_regular(path) as file:
-            for start in np.unique(np.linspace(0, max(0, size - BLOCK_BYTES), SAMPLED_BLOCKS).astype(int)).tolist():
-                file.seek(start)
-                content.update(file.read(BLOCK_BYTES))
-        values[number] = int.from_bytes(content.digest()[:8], "little")
-    return Content("shards", values)
-
-
-@dataclass(frozen=True)
 class Source:
-    """An opened source: splits by name (train, val, test), class names in label order, remarks for the user."""
+    """The images of a source, a row each; with the pixels in `store` if they are in memory or were decoded.
 
-    splits: dict[str, Split]
+    An image is a path or another item; a split is its number in OFFICIAL_SPLITS; a label is a number of `classes`.
+    """
+
+    items: Sequence[Item]
+    split_numbers: np.ndarray  # (N,) uint8
+    labels: Labels
     classes: tuple[str, ...]
+    location: str
+    store: ImageStore | None = None
     remarks: tuple[str, ...] = ()
-    skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable images that were left out, and why
-    items: Sequence[object] = ()  # image files or rows in the order of the store; empty for arrays
+    keeps_classes: bool = False  # also those without an image
+    by_number: bool = False  # classes that are all numbers are sorted as numbers: 2 before 10
+    cache_name: str = ""  # name of its packed cache; '': the source's name
     levels: tuple[int, ...] = ()  # of a hierarchy, whose names are paths: the level of each class, 0 for the coarsest
     incomplete: bool = False  # a benchmark that lacks images
+    skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable images that were left out, and why
+
+    def __len__(self) -> int:
+        return len(self.split_numbers)
+
+    def rows_of(self, split: str) -> np.ndarray:
+        return np.flatnonzero(self.split_numbers == OFFICIAL_SPLITS.index(split))
+
+    @cached_property
+    def splits(self) -> dict[str, Split]:
+        """The splits by name: train, val, test."""
+        assert self.store is not None
+        items = self.items.names if isinstance(self.items, StoredItems) else self.items
+        rows = {name: torch.from_numpy(self.rows_of(name)) for name in SPLITS}
+        return {name: Split(self.store, at, self.labels[at], items) for name, at in rows.items() if len(at)}
 
     @property
     def has_files(self) -> bool:
         """Whether the names of its images are paths of files, so that a table of them is a source too."""
-        return len(self.items) > 0 and isinstance(self.items[0], Path)
+        return len(self.items) > 0 and not isinstance(self.items[0], MadeItem)
 
-    def map_splits(self, change: Callable[[Split], Split]) -> Source:
-        """The source with every split changed."""
-        return replace(self, splits={name: change(split) for name, split in self.splits.items()})
+    def take(self, rows: np.ndarray) -> Source:
+        """Only these images, before they have a store."""
+        labels, classes = self.labels[torch.from_numpy(rows)], self.classes
+        if not self.keeps_classes:
+            used = torch.unique(labels.classes[labels.classes >= 0])
+            numbers = torch.full((len(classes) + 1,), -1).index_copy(0, used, torch.arange(len(used)))
+            labels, classes = renumbered(labels, numbers), tuple(classes[number] for number in used.tolist())
+        items, split_numbers = take_items(self.items, rows), self.split_numbers[rows]
+        return replace(self, items=items, split_numbers=split_numbers, labels=labels, classes=classes)
+
+    def map_labels(self, change: Callable[[Labels], Labels]) -> Source:
+        """The source with other labels."""
+        return replace(self, labels=change(self.labels))
 
 
 @dataclass(frozen=True, repr=False)
@@ -281,10 +226,14 @@ class Data:
             f"{len(self.held_out)} held out, {len(self.classes)} classes)"
         )
 
-    def map_splits(self, change: Callable[[Split], Split]) -> Data:
-        """The data with train, held-out and test images changed."""
-        test = None if self.test is None else change(self.test)
-        return replace(self, train=change(self.train), held_out=change(self.held_out), test=test)
+    def map_labels(self, change: Callable[[Labels], Labels]) -> Data:
+        """The data with the labels of train, held-out and test images changed."""
+
+        def changed(split: Split) -> Split:
+            return replace(split, all_labels=change(split.all_labels))
+
+        test = None if self.test is None else changed(self.test)
+        return replace(self, train=changed(self.train), held_out=changed(self.held_out), test=test)
 
     @cached_property
     def content(self) -> Content | None:
@@ -298,9 +247,9 @@ class Data:
         return Content("pixels", np.concatenate([each.values for each in contents]))
 
 
-def full_split(store: ImageStore, labels: Labels | Tensor, names: Sequence[str]) -> Split:
+def full_split(store: ImageStore, labels: Labels | Tensor, items: Sequence[object]) -> Split:
     """A split with every image of a store."""
-    return Split(store, torch.arange(len(store)), Labels.of(labels), names)
+    return Split(store, torch.arange(len(store)), Labels.of(labels), items)
 
 
 def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:
@@ -317,3 +266,107 @@ def fingerprint(*splits: Split) -> str:
         for chunk in split.iter_content():
             content.update(chunk)
     return content.hexdigest()[:16]
+
+
+# --- making a source --------------------------------------------------------------------------------------------------
+
+
+def renumbered(labels: Labels, numbers: Tensor) -> Labels:
+    """Labels with other numbers of classes, those of an image in ascending order; the last number is that of none."""
+    if labels.has_one_each:
+        return Labels(numbers[labels.classes])
+    pairs = torch.stack([numbers[labels.classes].float(), labels.weights], dim=-1)
+    order = torch.where(pairs[..., 0] < 0, torch.inf, pairs[..., 0]).argsort(dim=1, stable=True)
+    return labels_from_pairs(pairs.gather(1, order[..., None].expand(-1, -1, 2)))
+
+
+def make_source(
+    items: Sequence[Item],
+    split_numbers: np.ndarray,
+    codes: np.ndarray,
+    values: Sequence[LabelSet],
+    location: object,
+    classes: tuple[str, ...] | None = None,
+    **more: Any,
+) -> Source:
+    """A source whose row i has the labels `values[codes[i]]`, class names with weights.
+
+    Without `classes`, they are the names that occur, sorted.
+    """
+    used = set(np.unique(codes).tolist())
+    sets = [each if number in used else {} for number, each in enumerate(values)]
+    names = {name for each in sets for name in each}
+    known = sorted_names(names, more.get("by_number", False)) if classes is None else classes
+    labels = labels_from_pairs(pairs_from_sets(sets, known))[torch.from_numpy(codes.astype(np.int64))]
+    labels = labels.with_rarest(labels.counts())
+    return Source(items, split_numbers, labels, known, str(location), keeps_classes=classes is not None, **more)
+
+
+def list_entries(
+    entries: Iterable[Entry], location: object, classes: tuple[str, ...] | None = None, **more: Any
+) -> Source:
+    """A source of (split, image, class names)."""
+    splits, items, names = zip(*entries, strict=True)
+    numbers: dict[str | tuple[str, ...], int] = {}
+    codes = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+    values = [dict.fromkeys(filter(None, (name,) if isinstance(name, str) else name), 1.0) for name in numbers]
+    split_numbers = np.array([OFFICIAL_SPLITS.index(split) for split in splits], np.uint8)
+    return make_source(items, split_numbers, codes, values, location, classes, **more)
+
+
+def list_stored(
+    store: ImageStore, labels: Labels, names: Mapping[str, Sequence[str]], classes: tuple[str, ...], location: object
+) -> Source:
+    """A source of images in memory; `names` are those of each split, one after the other."""
+    splits = np.repeat([OFFICIAL_SPLITS.index(name) for name in names], list(map(len, names.values())))
+    items = StoredItems(str(location), store, [name for part in names.values() for name in part])
+    splits = splits.astype(np.uint8)
+    return Source(items, splits, labels, classes, str(location), store, keeps_classes=True, by_number=True)
+
+
+def join_sources(sources: Mapping[str, Source], cache_name: str) -> Source:
+    """One list of all images. Classes of the same name are one class; splits of the same name are one split."""
+    used, remarks = set[str](), [remark for each in sources.values() for remark in each.remarks]
+    for name, each in sources.items():
+        present = {each.classes[number] for number in torch.unique(each.labels.classes).tolist() if number >= 0}
+        used |= present
+        if not present:
+            remarks.append(f"{name}: none of its images has a class")
+        if isinstance(each.store, ArrayImages) and each.store.pixels.ndim != 4:
+            raise BadInput(f"{name} holds vectors, which cannot be joined with other data; name it alone")
+    classes = sorted_names(used, all(each.by_number for each in sources.values()))
+    number_of = {name: number for number, name in enumerate(classes)}
+    numbers = [torch.tensor([*(number_of.get(name, -1) for name in each.classes), -1]) for each in sources.values()]
+    labels = [renumbered(each.labels, new) for each, new in zip(sources.values(), numbers, strict=True)]
+    most = max(part.classes.shape[1] for part in labels)
+    pairs = [torch.tensor([-1.0, 0.0]).repeat(len(part), most, 1) for part in labels]
+    for part, padded in zip(labels, pairs, strict=True):
+        padded[:, : part.classes.shape[1]] = torch.stack([part.classes.float(), part.weights], dim=-1)
+    return Source(
+        [item for each in sources.values() for item in each.items],
+        np.concatenate([each.split_numbers for each in sources.values()]),
+        labels_from_pairs(torch.cat(pairs)),
+        classes,
+        " + ".join(sources),
+        remarks=tuple(remarks),
+        cache_name=cache_name,
+    )
+
+
+class StoredItems(LazyItems):
+    """Images of a store in memory as items; `names` are those in the store."""
+
+    def __init__(self, source: str, store: ImageStore, names: Sequence[str]) -> None:
+        self.source, self.store, self.names = source, store, names
+        super().__init__(len(store), self._item)
+
+    def _item(self, row: int) -> MadeItem:
+        def read() -> np.ndarray:
+            image = self.store.batch(torch.tensor([row])).image(0).numpy()
+            return np.ascontiguousarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+
+        def stamp() -> tuple[int, int]:
+            pixels = read()
+            return pixels.size, zlib.crc32(pixels.data)
+
+        return MadeItem(f"{self.source}: {self.names[row]}", lambda: Image.fromarray(read()), stamp)

@@ -1,4 +1,4 @@
-"""Threads that read and decode, and the batch of each step, prefetched by them.
+"""Threads that read and decode.
 
 A read that hangs, such as one from a network disk, does not keep the process alive.
 """
@@ -12,22 +12,12 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from supancl.data.splits import Split
-    from supancl.data.store.memory import Batch
-else:
-    from supancl.lazy import torch
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Tasks = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
-AHEAD = 3  # batches that a feed prepares, that of the step included
 PATIENCE = 0.5  # seconds that `shutdown` waits for threads in the middle of a read
 
 
@@ -101,61 +91,3 @@ def waiting_for_images() -> Iterator[None]:
 def is_waiting_for_images() -> bool:
     """Whether this thread is in such a block; handlers of signals run in the main thread."""
     return threading.get_ident() in _waiting
-
-
-class Feed:
-    """The batch of each step, in any order, on the device. Threads prefetch batches that are not resident there."""
-
-    def __init__(self, split: Split, positions: Callable[[int], Tensor], device: torch.device, steps: int) -> None:
-        self.split, self.positions, self.device, self.steps = split, positions, device, steps
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.pending: dict[int, Future[tuple[Batch, Any, Any]]] = {}
-        self.executor: ReadingThreads | None = None
-
-    @property
-    def is_resident(self) -> bool:
-        return self.split.store.is_resident(self.device)
-
-    @property
-    def has_one_shape(self) -> bool:
-        return self.split.store.has_one_shape(self.device)
-
-    def batch(self, step: int) -> Batch:
-        if self.is_resident:
-            return self.split.batch(self.positions(step))
-        if self.executor is None:
-            # two: one copies or decodes while the other's batch is being copied to the device
-            self.executor = ReadingThreads(2, "feed")
-        for later in range(step, max(step + 1, min(step + AHEAD, self.steps))):
-            if later not in self.pending:
-                self.pending[later] = self.executor.submit(self._prepare, later)
-        for stale in [other for other in self.pending if other < step or other >= step + AHEAD]:
-            self.pending.pop(stale).cancel()
-        with waiting_for_images():
-            batch, event, _ = self.pending[step].result()
-        del self.pending[step]
-        if event is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(event)
-            for tensor in batch:
-                if tensor is not None:
-                    tensor.record_stream(current)  # keep its memory until this stream has read it
-        return batch
-
-    def _prepare(self, step: int) -> tuple[Batch, Any, Any]:
-        positions = self.positions(step)
-        if self.stream is None:
-            return self.split.batch(positions), None, None
-        host_batch = self.split.batch_on_canvas(positions)
-        with torch.cuda.stream(self.stream):
-            pinned = host_batch.pin_memory()
-            moved = pinned.to(self.device)
-            event = torch.cuda.Event()
-            event.record(self.stream)
-        return moved, event, pinned
-
-    def close(self) -> None:
-        """Stop the threads and drop prefetched batches; a batch that is asked for later starts them again."""
-        if self.executor is not None:
-            self.executor.shutdown(wait=True, cancel_futures=True)
-            self.executor, self.pending = None, {}

@@ -15,7 +15,8 @@ from supancl.data.order import derive_seed
 from supancl.data.preparing import SPLIT_SEED, draw_stratified, prepare_data
 from supancl.data.sources.benchmark_rows import BENCHMARKS, Use
 from supancl.data.sources.libraries import local_caches
-from supancl.data.splits import Data, DataSpec, Source, Split
+from supancl.data.spec import DataSpec
+from supancl.data.splits import Data, Source, Split
 from supancl.data.views.render import View, evaluation_short_side
 from supancl.errors import BadInput, NoLevels
 from supancl.evaluation import TRAINED_IMAGES, FewShot, Knn, Linear, Settings, Transfer, Variance

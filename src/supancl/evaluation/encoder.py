@@ -21,8 +21,9 @@ from torch import Tensor
 
 from supancl.config import to_json
 from supancl.core.encoders import PROJECTOR, Encoder, EncoderSpec
+from supancl.data.content import read_content
 from supancl.data.opening import is_same_source
-from supancl.data.splits import Source, Split, read_content
+from supancl.data.splits import Source, Split
 from supancl.data.store.cache import FEATURES_FOLDER, cache_root
 from supancl.data.views.render import View
 from supancl.distributed.ranks import pick_device

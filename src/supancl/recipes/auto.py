@@ -18,7 +18,7 @@ from supancl.config import flattened
 from supancl.core.losses import Align, SemiAlign
 from supancl.core.specs import EncoderSpec
 from supancl.data.opening import Survey
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput
 from supancl.recipes import paper

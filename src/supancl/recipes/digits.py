@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from supancl.core.specs import MLP, EncoderSpec, HeadSpec, ScheduleSpec
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.data.views.specs import Crops
 from supancl.recipes.paper import CLASSIFIER, FAMILIES, NO_AFFINE, build
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec

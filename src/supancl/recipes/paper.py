@@ -24,7 +24,7 @@ from supancl.config import replaced
 from supancl.core.losses import Align, Contrast
 from supancl.core.methods import METHODS
 from supancl.core.specs import MLP, EncoderSpec, HeadSpec, PoolSpec, ScheduleSpec
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.data.views.specs import Crops, Masks
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec
 

@@ -30,7 +30,7 @@ from supancl.config import (
 )
 from supancl.core.losses import Loss, SemiAlign
 from supancl.core.specs import BranchSpec, EncoderSpec, HeadSpec, PoolSpec, ScheduleSpec, check_size
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.data.views.specs import ViewSpec
 from supancl.errors import BadInput
 from supancl.recipes.plugins import PLACEHOLDERS, build_plugin_sections, check_registered

@@ -28,7 +28,8 @@ from supancl.runs.log import has_collapsed
 from supancl.stats import duration
 
 if TYPE_CHECKING:
-    from supancl.data.splits import DataSpec, Source
+    from supancl.data.spec import DataSpec
+    from supancl.data.splits import Source
 
 MAX_CLASSES = 12  # printed from either end; the JSON has all
 
@@ -208,7 +209,7 @@ def show_data(
     """
     from supancl.data.opening import check_source, open_source
     from supancl.data.sources.folder import check_out_folder
-    from supancl.data.splits import DataSpec
+    from supancl.data.spec import DataSpec
     from supancl.recipes.auto import with_short_side
 
     name, folder = str(source), Path(out) if out else next_folder("show")
@@ -291,9 +292,10 @@ def describe_source(source: Source, spec: DataSpec) -> dict[str, Any]:
 def image_sizes(source: Source) -> np.ndarray:
     """(N, 2): height and width of every image as stored, read from file headers."""
     from supancl.data.decode import map_in_order, upright_size
+    from supancl.data.splits import StoredItems
 
-    if source.items:
-        read = track(map_in_order(upright_size, source.items), "reading sizes", len(source.items))  # type: ignore[arg-type]
+    if not isinstance(source.items, StoredItems):
+        read = track(map_in_order(upright_size, source.items), "reading sizes", len(source.items))
         return np.array(list(read), np.int64).reshape(-1, 2)
     shapes = [split.batch(split.index[:1] * 0).pixels.shape for split in source.splits.values()]
     sizes = [shape[-2:] if len(shape) == 4 else (1, shape[-1]) for shape in shapes]

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from supancl.config import parse_json, to_json
+from supancl.data.content import Content
 from supancl.data.opening import absolute_source
-from supancl.data.splits import Content, Data
+from supancl.data.splits import Data
 from supancl.errors import BadInput
 from supancl.files import (
     Output,

@@ -17,7 +17,7 @@ from supancl.core.encoders import Encoder
 from supancl.core.methods import assemble
 from supancl.data.order import derive_seed
 from supancl.data.splits import Data
-from supancl.data.threads import Feed
+from supancl.data.store.memory import Feed
 from supancl.data.views.specs import Crops
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.distributed.norms import synchronize_norms

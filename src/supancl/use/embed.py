@@ -17,7 +17,8 @@ from supancl.core.labels import Labels
 from supancl.data.from_python import Images, is_image_file, label_numbers, list_images, split_labels
 from supancl.data.labels import label_texts, weight_matrix, with_given_labels
 from supancl.data.opening import check_source, load, open_source
-from supancl.data.splits import Data, DataSpec, Source, Split, full_split
+from supancl.data.spec import DataSpec
+from supancl.data.splits import Data, Source, Split, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.render import View, evaluation_short_side
 from supancl.errors import BadInput

@@ -26,11 +26,11 @@ from supancl.core.encoders import Encoder
 from supancl.core.labels import Labels
 from supancl.core.specs import EncoderSpec
 from supancl.data.from_python import as_array, is_missing, keep_missing
-from supancl.data.listing import list_stored
 from supancl.data.opening import load
 from supancl.data.preparing import prepare_data
 from supancl.data.sources.arrays import FROM_PYTHON
-from supancl.data.splits import Data, DataSpec
+from supancl.data.spec import DataSpec
+from supancl.data.splits import Data, list_stored
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.specs import Masks
 from supancl.errors import BadInput, Interrupted, did_you_mean

@@ -13,10 +13,9 @@ import numpy as np
 
 from supancl.config import Count, NotNegative
 from supancl.core.labels import Labels
-from supancl.data.labels import SUPERCLASSES, labels_from_pairs, pairs_from_matrix
-from supancl.data.listing import OFFICIAL_SPLITS, SPLITS, Listing, list_stored, renumbered
+from supancl.data.labels import NO_LABEL, SUPERCLASSES, labels_among, labels_from_pairs, pairs_from_matrix
 from supancl.data.order import derive_seed
-from supancl.data.splits import NO_LABEL, DataSpec, sorted_names
+from supancl.data.splits import OFFICIAL_SPLITS, SPLITS, Source, StoredItems, list_stored, sorted_names
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput
 from supancl.files import check_fits_memory, check_zip, open_regular, reason
@@ -33,7 +32,7 @@ MIN_CHECKED_BYTES = 2**28  # smaller arrays may have any ratio: labels in order 
 MAX_CLASSES = 1_000_000  # a larger label is hardly a class number: each number up to it becomes a class
 FROM_PYTHON = "arrays"  # the source of a run on arrays or lists in Python, which are not kept
 
-ArrayReader = Callable[[Path, int], Listing]  # (folder, channels); the splits have their official names
+ArrayReader = Callable[[Path, int], Source]  # (folder, channels); the splits have their official names
 
 
 def list_arrays(
@@ -41,9 +40,8 @@ def list_arrays(
     channels: int,
     location: str,
     classes: tuple[str, ...] | None = None,
-    max_labels: int = DataSpec.max_labels,
-) -> Listing:
-    """A listing of (images, labels) by split; `location` names it in messages.
+) -> Source:
+    """A source of (images, labels) by split; `location` names it in messages.
 
     Images are (N, H, W[, C]) uint8, of one size. Labels are (N,) numbers of `classes`, or names, or weights (N, C) of
     several or soft labels, one column per class.
@@ -55,7 +53,7 @@ def list_arrays(
         raise BadInput(f"{location}: images have different sizes or channels ({shapes}); give them one")
     counts = {name: len(images) for name, (images, _) in splits.items()}
     given = {name: np.full(counts[name], -1) if labels is None else labels for name, (_, labels) in splits.items()}
-    labels, classes = number_labels(given, counts, location, classes, max_labels)
+    labels, classes = number_labels(given, counts, location, classes)
     if len(splits) == 1:
         pixels = convert_channels(next(iter(splits.values()))[0], channels)
     else:  # one split after the other, so that there are never two copies of all
@@ -68,11 +66,7 @@ def list_arrays(
 
 
 def number_labels(
-    given: Mapping[str, np.ndarray],
-    counts: Mapping[str, int],
-    location: str,
-    classes: tuple[str, ...] | None,
-    max_labels: int,
+    given: Mapping[str, np.ndarray], counts: Mapping[str, int], location: str, classes: tuple[str, ...] | None
 ) -> tuple[Labels, tuple[str, ...]]:
     """The labels of all splits, one after the other, and the class names."""
     if classes is not None and len({name.strip() for name in classes} - {""}) < len(classes):
@@ -89,7 +83,7 @@ def number_labels(
         if classes is not None and len(classes) != columns[0]:
             raise BadInput(f"{location}: labels have {columns[0]} columns, class_names {len(classes)}; give one each")
         parts = [labels if labels.ndim == 2 else np.full((len(labels), *columns), -1) for labels in arrays]
-        pairs = pairs_from_matrix(np.concatenate(parts), max_labels, f"{location}: labels")
+        pairs = pairs_from_matrix(np.concatenate(parts), f"{location}: labels")
         return labels_from_pairs(pairs), classes or tuple(map(str, range(columns[0])))
     if is_text:  # numbers, -1, become texts too
         present, rows = np.unique(np.char.strip(np.concatenate(arrays)), return_inverse=True)
@@ -158,7 +152,7 @@ def convert_channels(images: np.ndarray, channels: int) -> Tensor:
     return torch.cat([(chunk * weights).sum(1, keepdim=True).round().to(torch.uint8) for chunk in chunks])
 
 
-def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -> Listing:
+def read_npz(path: Path, channels: int) -> Source:
     """A source from train_images and train_labels, and optionally val_*, test_* and class_names."""
     wanted = {f"{split}_{part}" for split in SPLITS for part in ("images", "labels")} | {"class_names"}
     try:
@@ -185,7 +179,7 @@ def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -
     }
     names = read.get("class_names")
     classes = None if names is None else tuple(map(str, names.reshape(-1)))
-    return list_arrays(parts, channels, str(path), classes, max_labels)
+    return list_arrays(parts, channels, str(path), classes)
 
 
 # --- CIFAR ------------------------------------------------------------------------------------------------------------
@@ -194,7 +188,7 @@ def read_npz(path: Path, channels: int, max_labels: int = DataSpec.max_labels) -
 def cifar_python(kind: str) -> ArrayReader:
     """Reader of the 'python version' of CIFAR10 or CIFAR100: its pickles are opened if their checksums match."""
 
-    def read(folder: Path, channels: int) -> Listing:
+    def read(folder: Path, channels: int) -> Source:
         from torchvision import datasets
         from torchvision.datasets.utils import check_integrity
 
@@ -216,10 +210,10 @@ def cifar_python(kind: str) -> ArrayReader:
 def cifar_npz(file: str) -> ArrayReader:
     """Reader of NAME.npz with train_images, train_labels, test_images, test_labels and class_names."""
 
-    def read(folder: Path, channels: int) -> Listing:
-        listing = read_npz(folder / file, channels)
+    def read(folder: Path, channels: int) -> Source:
+        source = read_npz(folder / file, channels)
         train, trainval = SPLITS.index("train"), OFFICIAL_SPLITS.index("trainval")
-        return replace(listing, splits=np.where(listing.splits == train, trainval, listing.splits))
+        return replace(source, split_numbers=np.where(source.split_numbers == train, trainval, source.split_numbers))
 
     return read
 
@@ -232,13 +226,14 @@ FC100_TEST_CLASSES = tuple(
 def fc100(cifar100: ArrayReader) -> ArrayReader:
     """Reader of the meta-test classes of FC100: all 600 images of twenty classes of CIFAR100."""
 
-    def read(folder: Path, channels: int) -> Listing:
-        listing = cifar100(folder, channels)
-        place = {name: number for number, name in enumerate(FC100_TEST_CLASSES)}
-        numbers = torch.tensor([*(place.get(name, -1) for name in listing.classes), -1])
-        listing = replace(listing, labels=renumbered(listing.labels, numbers), classes=FC100_TEST_CLASSES)
-        listing = listing.take(np.flatnonzero(listing.labels.single.numpy() >= 0))
-        return replace(listing, splits=np.full(len(listing), OFFICIAL_SPLITS.index("test"), np.uint8))
+    def read(folder: Path, channels: int) -> Source:
+        source = cifar100(folder, channels)
+        assert isinstance(source.store, ArrayImages)
+        assert isinstance(source.items, StoredItems)
+        labels = labels_among(source.labels, source.classes, FC100_TEST_CLASSES)
+        rows = labels.is_labelled.nonzero()[:, 0]
+        names, pixels = [source.items.names[row] for row in rows.tolist()], source.store.pixels[rows]
+        return list_stored(ArrayImages(pixels), labels[rows], {"test": names}, FC100_TEST_CLASSES, source.location)
 
     return read
 
@@ -246,7 +241,7 @@ def fc100(cifar100: ArrayReader) -> ArrayReader:
 # --- built in ---------------------------------------------------------------------------------------------------------
 
 
-def list_digits(channels: int) -> Listing:
+def list_digits(channels: int) -> Source:
     """The 1,797 handwritten digits (8 x 8) that ship inside scikit-learn."""
     from sklearn.datasets import load_digits
 
@@ -301,7 +296,7 @@ def draw_toy(spec: ToySpec, seed: int) -> Toy:
     return Toy(train - centre, train_labels, test - centre, test_labels, means, centre)
 
 
-def list_toy(channels: int) -> Listing:
+def list_toy(channels: int) -> Source:
     """The toy data of App. B: three Gaussian classes in 2048 dimensions, with orthogonal means."""
     toy = draw_toy(ToySpec(), TOY_SEED)
     names = {split: [f"toy[{i}]" for i in range(len(getattr(toy, split)))] for split in ("train", "test")}
@@ -309,4 +304,4 @@ def list_toy(channels: int) -> Listing:
     return list_stored(ArrayImages(torch.cat([toy.train, toy.test])), labels, names, tuple("ABC"), "toy")
 
 
-BUILT_IN: dict[str, Callable[[int], Listing]] = {"digits": list_digits, "toy": list_toy}
+BUILT_IN: dict[str, Callable[[int], Source]] = {"digits": list_digits, "toy": list_toy}

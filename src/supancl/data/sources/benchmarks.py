@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from supancl.data.listing import OFFICIAL_SPLITS, SPLITS, Listing, list_entries
 from supancl.data.preparing import SPLIT_SEED
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark, Use
+from supancl.data.splits import OFFICIAL_SPLITS, SPLITS, Source, list_entries
 from supancl.data.store.memory import take_items
 from supancl.errors import BadInput, did_you_mean
 
@@ -69,11 +69,11 @@ def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _read(name: str, root: Path | str, channels: int) -> tuple[Path, Listing, np.ndarray, list[str]]:
+def _read(name: str, root: Path | str, channels: int) -> tuple[Path, Source, np.ndarray, list[str]]:
     """The folder, the images that the official lists name, the class name of each, and the files that are not there."""
     (folder, marker), row = find_benchmark(name, root), benchmark(name)
     if marker in row.arrays:
-        listing, missing = row.arrays[marker](folder, channels), list[str]()
+        source, missing = row.arrays[marker](folder, channels), list[str]()
     else:
         try:  # drawn splits depend on the order
             entries = sorted(row.files[marker](folder), key=lambda entry: Path(entry[1]).as_posix())
@@ -81,33 +81,31 @@ def _read(name: str, root: Path | str, channels: int) -> tuple[Path, Listing, np
                 raise ValueError("an image is listed twice" if entries else "they list no image")
             present = {label for _, _, label in entries}
             classes = tuple(label for label in row.class_order if label in present) or None
-            listing = list_entries([(split, Path(path), label) for split, path, label in entries], folder, classes)
+            source = list_entries([(split, Path(path), label) for split, path, label in entries], folder, classes)
         except Exception as error:  # scipy may raise nearly anything on a broken file, and readers on odd lines
             raise BadInput(f"{name} in {folder}: its lists are not the official ones ({error}); unpack again") from None
-        exists = np.array([Path(str(path)).is_file() for path in listing.items], bool)
-        absent = map(str, take_items(listing.items, np.flatnonzero(~exists)))
+        exists = np.array([Path(str(path)).is_file() for path in source.items], bool)
+        absent = map(str, take_items(source.items, np.flatnonzero(~exists)))
         missing = [Path(path).relative_to(folder).as_posix() for path in absent]
-        listing = listing.take(np.flatnonzero(exists)) if missing else listing
-    return folder, listing, np.array([*listing.classes, ""])[listing.labels.single], missing
+        source = source.take(np.flatnonzero(exists)) if missing else source
+    return folder, source, np.array([*source.classes, ""])[source.labels.single], missing
 
 
-def list_benchmark(
-    name: str, root: Path | str, channels: int, use: Use | None = None, partial: bool = False
-) -> Listing:
+def list_benchmark(name: str, root: Path | str, channels: int, use: Use | None = None, partial: bool = False) -> Source:
     """List a benchmark's images with the splits of the paper; see `supancl.data.opening.open_benchmark`."""
     name = official_name(name)
-    row, (folder, listing, labels, missing) = BENCHMARKS[name], _read(name, root, channels)
+    row, (folder, source, labels, missing) = BENCHMARKS[name], _read(name, root, channels)
     use = use or row.uses[0]
     if use not in row.uses or not len(labels):
         raise BadInput(f"{name}: images for {use} in {folder}: none; it is for {' and '.join(row.uses)}")
-    splits = assign_splits(name, row, np.array(OFFICIAL_SPLITS)[listing.splits], labels, use)
+    splits = assign_splits(name, row, np.array(OFFICIAL_SPLITS)[source.split_numbers], labels, use)
     is_complete = not missing and all(check.ok for check in _count(row, use, splits, labels))
     if not is_complete and not partial:
         raise BadInput(f"{name} in {folder} is incomplete; see: supancl data check {name} --root {folder}")
     why = (f"{name} is incomplete, so its results cannot be compared with published ones",)
     return replace(
-        listing,
-        splits=np.array([SPLITS.index(split) for split in splits.tolist()], np.uint8),
+        source,
+        split_numbers=np.array([SPLITS.index(split) for split in splits.tolist()], np.uint8),
         remarks=(*row.remarks, *(() if is_complete else why)),
         incomplete=not is_complete,
         cache_name=f"{name}@{folder.resolve()}",  # not spec.source: a suite opens many data sets with one spec
@@ -205,8 +203,8 @@ class Check:
 def check_benchmark(name: str, root: Path | str) -> Check:
     """Count classes and images per split, and name missing files; nothing is decoded."""
     name = official_name(name)
-    row, (folder, listing, labels, missing) = BENCHMARKS[name], _read(name, root, 3)
-    official, rows = np.array(OFFICIAL_SPLITS)[listing.splits], list[CheckRow]()
+    row, (folder, source, labels, missing) = BENCHMARKS[name], _read(name, root, 3)
+    official, rows = np.array(OFFICIAL_SPLITS)[source.split_numbers], list[CheckRow]()
     for use in row.uses:
         checks = _count(row, use, assign_splits(name, row, official, labels, use), labels)
         rows += [check for check in checks if check not in rows]

@@ -21,9 +21,8 @@ from xml.etree.ElementTree import Element
 
 from supancl.config import parse_json
 from supancl.data.decode import LISTED_SUFFIXES
-from supancl.data.listing import Entry, Listing, list_entries
 from supancl.data.sources.arrays import BUILT_IN
-from supancl.data.splits import SPLIT_NAMES
+from supancl.data.splits import SPLIT_NAMES, Entry, Source, list_entries
 from supancl.errors import BadInput
 from supancl.files import open_regular, read_text
 
@@ -34,7 +33,7 @@ FileReader = Callable[[Path], Iterable[tuple[str, Path, str]]]
 # --- class folders ----------------------------------------------------------------------------------------------------
 
 
-def list_folder(root: Path, nested: bool = False) -> Listing:
+def list_folder(root: Path, nested: bool = False) -> Source:
     """List a folder with train/ and val/ or test/, or with class folders. Images outside class folders are unlabelled.
 
     With `nested`, folders in class folders are classes too, with names such as animal/cat.
@@ -128,7 +127,7 @@ class Annotation(NamedTuple):
     difficult: list[bool]
 
 
-def list_voc(folder: Path) -> Listing:
+def list_voc(folder: Path) -> Source:
     """List the images of train.txt, val.txt and test.txt; without train.txt, those of trainval.txt are trained on.
 
     A class whose objects in an image are all difficult is left out there. (VOC counts such an image neither as one of

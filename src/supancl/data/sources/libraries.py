@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from supancl.data.decode import Item, file_stamp, open_image_bytes, open_image_file
-from supancl.data.listing import SPLITS, Entry, Listing, MadeItem, list_entries
+from supancl.data.decode import Item, MadeItem, file_stamp, open_image_bytes, open_image_file
 from supancl.data.sources import arrays
-from supancl.data.splits import SPLIT_NAMES
+from supancl.data.splits import SPLIT_NAMES, SPLITS, Entry, Source, list_entries
 from supancl.data.store.memory import LazyItems
 from supancl.errors import BadInput, did_you_mean
 from supancl.files import reason
@@ -53,7 +52,7 @@ def _rows(name: str, count: int, content: str, read: Callable[[int], Any]) -> La
 # --- torchvision ------------------------------------------------------------------------------------------------------
 
 
-def read_torchvision(text: str, channels: int) -> Listing:
+def read_torchvision(text: str, channels: int) -> Source:
     """Open torchvision:NAME@ROOT: a class of torchvision.datasets whose files are below ROOT."""
     from torchvision import datasets
 
@@ -69,10 +68,10 @@ def read_torchvision(text: str, channels: int) -> Listing:
         pairs = {split: (array, labels[split]) for split, array in pixels.items() if array is not None}
         return arrays.list_arrays(pairs, channels, f"torchvision:{name}", classes)
     counts = {split: len(data) for split, data in splits.items()}
-    numbers, classes = arrays.number_labels(labels, counts, location, classes, 1)
+    numbers, classes = arrays.number_labels(labels, counts, location, classes)
     items = [item for split, data in splits.items() for item in _list_items(data, f"torchvision:{name}.{split}", root)]
     split_numbers = np.repeat([SPLITS.index(split) for split in splits], list(counts.values())).astype(np.uint8)
-    return Listing(items, split_numbers, numbers, classes, location, keeps_classes=True)
+    return Source(items, split_numbers, numbers, classes, location, keeps_classes=True)
 
 
 def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def _class_names(names: Sequence[Any]) -> tuple[str, ...]:
     return tuple(f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(all_names))
 
 
-def _list_items(data: Any, name: str, root: str) -> Sequence[Path | Item]:
+def _list_items(data: Any, name: str, root: str) -> Sequence[Item]:
     """The image files if the data set lists them, else its rows, which count as changed when anything below the root
     has changed."""
     for attribute in ("_image_files", "_images", "_samples", "samples", "images"):
@@ -154,7 +153,7 @@ def local_caches(sources: Iterable[str]) -> Iterator[None]:
         yield
 
 
-def list_hugging_face(text: str, channels: int) -> Listing:
+def list_hugging_face(text: str, channels: int) -> Source:
     """List hf:NAME: a data set of the hub or a folder written by save_to_disk. Needs the extra `hf`."""
     try:
         import datasets
@@ -185,7 +184,7 @@ def list_hugging_face(text: str, channels: int) -> Listing:
     return list_entries(entries, f"hf:{text}", classes=all_classes.pop(), by_number=True)
 
 
-def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Path | Item]:
+def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Item]:
     """The files that the rows refer to, else the rows, which hold the bytes."""
     raw = data.cast_column(column, datasets.Image(decode=False))
     if len(raw) and not (raw[0][column] or {}).get("bytes"):
@@ -222,4 +221,4 @@ def _label_names(value: Any, names: Sequence[str] | None) -> str | tuple[str, ..
     return str(names[value]) if names else str(value)
 
 
-READERS: dict[str, Callable[[str, int], Listing]] = {"torchvision": read_torchvision, "hf": list_hugging_face}
+READERS: dict[str, Callable[[str, int], Source]] = {"torchvision": read_torchvision, "hf": list_hugging_face}

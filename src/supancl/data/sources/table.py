@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from supancl.data.labels import (
+    NO_LABEL,
     SEPARATOR,
     LabelSet,
     check_count,
@@ -22,8 +23,9 @@ from supancl.data.labels import (
     pairs_from_matrix,
     parse_label_set,
 )
-from supancl.data.listing import SPLITS, Listing, TablePaths, make_listing
-from supancl.data.splits import NO_LABEL, SPLIT_NAMES, DataSpec
+from supancl.data.spec import DataSpec
+from supancl.data.splits import SPLIT_NAMES, SPLITS, Source, make_source
+from supancl.data.store.memory import LazyItems
 from supancl.errors import BadInput
 from supancl.files import check_fits_memory, escape_formula, open_regular, unescape_formula
 
@@ -36,7 +38,7 @@ AT_A_TIME = 65_536  # paths
 CHANGED_FROM = "changed_from"
 
 
-def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.max_labels) -> Listing:
+def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.max_labels) -> Source:
     """List the images of a table; relative paths start at its folder. `column_names`: image=file,label=species.
 
     If a label has a ';', every label is one or more names with ';' between them and, where it is not 1, a weight:
@@ -59,7 +61,8 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
     paths = table[layout.path].combine_chunks()
     if not table.num_rows or compute.any(compute.equal(paths, "")).as_py():
         raise BadInput(f"{path}: no image, or a line without a path; write a line path,label[,split] for each")
-    items, remarks = TablePaths(path.parent, paths), list[str]()
+    folder, remarks = os.path.dirname(path), list[str]()
+    items = LazyItems(len(paths), lambda row: os.path.join(folder, str(paths[row])))
     splits = np.zeros(table.num_rows, np.uint8)
     if layout.split is not None:
         texts, codes = _different(table[layout.split])
@@ -74,8 +77,8 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
     if layout.classes:
         weights, order = _weights(table, layout, path, names), np.argsort(layout.classes)
         classes = tuple(layout.classes[column] for column in order)
-        labels = labels_from_pairs(pairs_from_matrix(weights[:, order], max_labels, str(path), 2))
-        return Listing(items, splits, labels, classes, str(path), tuple(remarks), keeps_classes=True)
+        labels = labels_from_pairs(pairs_from_matrix(weights[:, order], str(path), 2))
+        return Source(items, splits, labels, classes, str(path), remarks=tuple(remarks), keeps_classes=True)
     texts, codes = [""], np.zeros(table.num_rows, np.int32)
     if layout.labels:
         column, codes = _different(table[layout.labels[0]])
@@ -86,7 +89,7 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
         parsed = [parse_label_set(text, str(path)) for text in texts]
         check_count(max(map(len, parsed)), max_labels, str(path))
         sets = [{name: weight for name, weight in each.items() if name not in NO_LABEL} for each in parsed]
-    return make_listing(items, splits, codes, sets, path, remarks=tuple(remarks))
+    return make_source(items, splits, codes, sets, path, remarks=tuple(remarks))
 
 
 class TableLayout(NamedTuple):

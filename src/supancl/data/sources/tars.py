@@ -24,9 +24,16 @@ from typing import Any
 import numpy as np
 
 from supancl.config import parse_json
-from supancl.data.decode import LISTED_SUFFIXES, check_image_bytes, file_stamp, map_in_order, open_image_bytes
-from supancl.data.listing import SPLITS, Listing, MadeItem, make_listing
-from supancl.data.splits import NO_LABEL, SPLIT_NAMES
+from supancl.data.decode import (
+    LISTED_SUFFIXES,
+    MadeItem,
+    check_image_bytes,
+    file_stamp,
+    map_in_order,
+    open_image_bytes,
+)
+from supancl.data.labels import NO_LABEL
+from supancl.data.splits import SPLIT_NAMES, SPLITS, Source, make_source
 from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
 from supancl.data.store.memory import LazyItems
 from supancl.errors import BadInput
@@ -117,7 +124,7 @@ def find_tars(name: str) -> list[Path]:
     return sorted(map(Path, paths))
 
 
-def list_tars(name: str) -> Listing:
+def list_tars(name: str) -> Source:
     """List the images of the shards; a word of the file name gives the split (imagenet-val-000), else it is train.
 
     If all labels are numbers they are sorted as numbers: .cls holds class numbers.
@@ -134,7 +141,7 @@ def list_tars(name: str) -> Listing:
     if SPLITS.index("train") not in split_numbers:
         raise BadInput(f"{name}: no image to train on; a sample is KEY.jpg and KEY.cls, val- and test- are held out")
     sets = [{label: 1.0} if label else {} for label in numbers]
-    return make_listing(items, split_numbers, np.concatenate(labels), sets, name, by_number=True)
+    return make_source(items, split_numbers, np.concatenate(labels), sets, name, by_number=True)
 
 
 def split_from_name(path: Path) -> str:

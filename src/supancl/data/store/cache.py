@@ -27,6 +27,7 @@ from supancl.config import parse_json
 from supancl.data.decode import (
     DECODE_VERSION,
     Item,
+    MadeItem,
     Resample,
     decode_threads,
     file_stamp,
@@ -37,7 +38,7 @@ from supancl.data.decode import (
     try_decode,
     upright_size,
 )
-from supancl.data.splits import DataSpec
+from supancl.data.spec import DataSpec
 from supancl.data.store.memory import (
     ArrayImages,
     Batch,
@@ -106,7 +107,7 @@ class Cache:
         key = hashlib.sha256(json.dumps([source, *self.settings]).encode()).hexdigest()[:12]
         self.folder = cache_root() / f"images-{key}"
 
-    def build(self, items: Sequence[Item | Path]) -> tuple[PackedImages, list[tuple[int, str]]]:
+    def build(self, items: Sequence[Item]) -> tuple[PackedImages, list[tuple[int, str]]]:
         """Decode the images that are not cached yet. Returns images, and (position, reason) of unreadable ones."""
 
         def report_waiting(owner: str) -> None:
@@ -125,7 +126,7 @@ class Cache:
         keep_to_size(self.folder)
         return built
 
-    def _build_locked(self, items: Sequence[Item | Path]) -> tuple[PackedImages, list[tuple[int, str]]]:
+    def _build_locked(self, items: Sequence[Item]) -> tuple[PackedImages, list[tuple[int, str]]]:
         """The part of `build` that needs the folder's lock; mapping the images needs it too."""
         groups = _groups_by_key(items)
 
@@ -209,12 +210,12 @@ def map_shards(shards: Sequence[Shard], channels: int) -> PackedImages:
     return PackedImages(buffers, locations, torch.from_numpy(sizes[is_readable]), channels, checksums[is_readable])
 
 
-def _groups_by_key(items: Sequence[Item | Path]) -> dict[str, range]:
+def _groups_by_key(items: Sequence[Item]) -> dict[str, range]:
     """Neighbours for a shard each, by its key. A group begins at certain names, so a new file changes one group alone.
 
     A name is the same from any working folder and through any link.
     """
-    names = [absolute_path(str(item)) if isinstance(item, Path) else str(item) for item in items]
+    names = [str(item) if isinstance(item, MadeItem) else absolute_path(str(item)) for item in items]
     encoded = [name.encode("utf-8", "surrogateescape") for name in names]
     stamps = np.zeros((len(items), 2), np.int64)
     for position, item in enumerate(items):
@@ -252,7 +253,7 @@ def keep_to_size(used: Path) -> None:
 
 
 def store_images(
-    items: Sequence[Path | Item], cache_name: str, channels: int, spec: DataSpec
+    items: Sequence[Item], cache_name: str, channels: int, spec: DataSpec
 ) -> tuple[ImageStore, list[tuple[int, str]]]:
     """A store with the readable items in order, and (position, reason) of the unreadable ones.
 
@@ -282,7 +283,7 @@ def store_images(
     return store, unreadable
 
 
-def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
+def estimate_bytes(items: Sequence[Item], channels: int, short_side: int | None) -> float:
     """Estimated bytes of decoded pixels, from the headers of some images."""
     sizes = list[int]()
     for i in evenly_spaced_positions(len(items)):
@@ -291,7 +292,7 @@ def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int 
     return channels * float(np.mean(sizes)) * len(items) if sizes else 0.0
 
 
-def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
+def dark_image_remarks(store: ImageStore, items: Sequence[Item]) -> list[str]:
     """A remark if files of more than 8 bits are nearly black, as unscaled 12-bit camera values in 16-bit files are.
 
     `items` are those of the store. 8-bit files get no remark: masks of 0 and 1 are meant to be dark.
@@ -313,7 +314,7 @@ class FileImages(ImageStore):
 
     checksums: np.ndarray | None = None  # of the pixels, as they were when all images were decoded once
 
-    def __init__(self, items: Sequence[Item | Path], channels: int, spec: DataSpec) -> None:
+    def __init__(self, items: Sequence[Item], channels: int, spec: DataSpec) -> None:
         self.items, self.settings = items, (channels, spec.short_side, spec.resample)
         self.executor = ReadingThreads(decode_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1))), "decode")
 

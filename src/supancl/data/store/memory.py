@@ -1,4 +1,4 @@
-"""Batches, and images in memory, mapped from the packed cache, or on a GPU."""
+"""Batches; images in memory, mapped from the packed cache, or on a GPU; and the batch of each step, prefetched."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from supancl.data.threads import ReadingThreads, waiting_for_images
 from supancl.reporter import report_progress
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from supancl.data.splits import Split
 else:
     from supancl.lazy import torch
 
 Progress = Callable[[str, int, int], None]  # (activity, done, total)
+AHEAD = 3  # batches that a feed prepares, that of the step included
 MAX_PADDING = 16  # a canvas for all images may be at most this many times their mean size
 
 
@@ -274,3 +279,61 @@ def pad_images(images: Sequence[Tensor], canvas: tuple[int, ...] | None = None) 
 def fits_on(device: torch.device, nbytes: int) -> bool:
     """Whether pixels take at most half of the free memory of a GPU; the rest is for training."""
     return device.type != "cuda" or nbytes <= torch.cuda.mem_get_info(device)[0] / 2
+
+
+class Feed:
+    """The batch of each step, in any order, on the device. Threads prefetch batches that are not resident there."""
+
+    def __init__(self, split: Split, positions: Callable[[int], Tensor], device: torch.device, steps: int) -> None:
+        self.split, self.positions, self.device, self.steps = split, positions, device, steps
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.pending: dict[int, Future[tuple[Batch, Any, Any]]] = {}
+        self.executor: ReadingThreads | None = None
+
+    @property
+    def is_resident(self) -> bool:
+        return self.split.store.is_resident(self.device)
+
+    @property
+    def has_one_shape(self) -> bool:
+        return self.split.store.has_one_shape(self.device)
+
+    def batch(self, step: int) -> Batch:
+        if self.is_resident:
+            return self.split.batch(self.positions(step))
+        if self.executor is None:
+            # two: one copies or decodes while the other's batch is being copied to the device
+            self.executor = ReadingThreads(2, "feed")
+        for later in range(step, max(step + 1, min(step + AHEAD, self.steps))):
+            if later not in self.pending:
+                self.pending[later] = self.executor.submit(self._prepare, later)
+        for stale in [other for other in self.pending if other < step or other >= step + AHEAD]:
+            self.pending.pop(stale).cancel()
+        with waiting_for_images():
+            batch, event, _ = self.pending[step].result()
+        del self.pending[step]
+        if event is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(event)
+            for tensor in batch:
+                if tensor is not None:
+                    tensor.record_stream(current)  # keep its memory until this stream has read it
+        return batch
+
+    def _prepare(self, step: int) -> tuple[Batch, Any, Any]:
+        positions = self.positions(step)
+        if self.stream is None:
+            return self.split.batch(positions), None, None
+        host_batch = self.split.batch_on_canvas(positions)
+        with torch.cuda.stream(self.stream):
+            pinned = host_batch.pin_memory()
+            moved = pinned.to(self.device)
+            event = torch.cuda.Event()
+            event.record(self.stream)
+        return moved, event, pinned
+
+    def close(self) -> None:
+        """Stop the threads and drop prefetched batches; a batch that is asked for later starts them again."""
+        if self.executor is not None:
+            self.executor.shutdown(wait=True, cancel_futures=True)
+            self.executor, self.pending = None, {}

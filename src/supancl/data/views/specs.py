@@ -1,7 +1,7 @@
 """Two random views of every image of a batch: settings and random draws.
 
 `Crops` is the paper's augmentation for images, `Masks` the one for its toy data (App. B). The operations are in
-`augment`, whole views in `render`.
+`augment`, and whole views on a CPU; those on a GPU are in `render`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.store.memory import Batch
-from supancl.data.views.augment import Draws
-from supancl.data.views.render import ZERO_PROBABILITY, render, render_in_chunks
+from supancl.data.views.augment import Draws, render_in_chunks
+from supancl.data.views.render import ZERO_PROBABILITY, render
 from supancl.distributed import RowRange
 from supancl.errors import BadInput
 
