@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from supancl.paper.layouts import LAYOUTS, YES
+from supancl.paper.layouts import LAYOUTS
 from supancl.paper.numbers import PAPER
 from supancl.paper.pivot import average_ranks
 from tests.facts import assert_package_has, read_tables
@@ -23,11 +23,7 @@ def test_every_number_is_the_papers(name: str) -> None:
 @pytest.mark.parametrize("name", ["5", "6", "G.1"])
 def test_the_ticks_are_the_papers(name: str) -> None:
     heads = [LAYOUTS[name].rows.head(row) for rows in PAPER[name].rows.values() for row in rows]
-    printed = [
-        (title, *(YES if cell == "✓" else cell for cell in ticks))
-        for title, *ticks, _ in (row[:5] for row in TABLES[name].rows)
-    ]
-    assert heads == printed
+    assert heads == [tuple(row[:4]) for row in TABLES[name].rows]
 
 
 @pytest.mark.parametrize("name", ["5", "6", "G.1"])
@@ -42,4 +38,4 @@ def test_the_papers_ranks_follow_from_its_numbers(name: str) -> None:
 def test_the_papers_averages_follow_from_its_numbers(name: str) -> None:
     off = {row: values[0] - float(np.mean(values[1:])) for row, values in PAPER[name].rows[""].items()}
     # one does not: 70.44 is printed as the best of Table 7, the mean of that row is 70.404
-    assert [row for row, value in off.items() if abs(value) > 0.0055] == (["class-queues 20"] if name == "7" else [])
+    assert [row for row, value in off.items() if abs(value) > 0.0055] == (["class-queues-20"] if name == "7" else [])

@@ -11,7 +11,7 @@ from supancl.cli import main
 from supancl.config import flattened
 from supancl.paper.layouts import LAYOUTS
 from supancl.paper.numbers import PAPER
-from supancl.paper.studies import MEASURES, STUDIES
+from supancl.paper.studies import MEASURES, STUDIES, papers_number, study_rows
 
 STUDY = ("paper", "study")
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
@@ -34,21 +34,17 @@ VARIED = {
 @pytest.mark.parametrize("name", BASES)
 def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: str) -> None:
     base, study = recipe(BASES[name]), STUDIES[name]
-    rows = study.rows(base)
+    rows = study_rows(name, base)
     kept = flattened(base)
     for row in rows.values():
         changed = {key for key, value in flattened(row).items() if key != "sources" and kept[key] != value}
         assert changed <= VARIED[name]
     assert study.reference in rows
     table = study.table
-    found = [LAYOUTS[table].rows.key(row) for row in rows.values()]
-    expected = [
-        key
-        for key in PAPER[table].rows[""]
-        if name not in ("batch", "memory") or key.split()[1].startswith(base.method)
-    ]
+    found = [LAYOUTS[table].rows.row_of(row) for row in rows.values()]
+    expected = [key for key in PAPER[table].rows[""] if base.method in key or name not in ("batch", "memory")]
     assert [key for key in found if key != "none"] == expected  # no pool is a row of ours alone
-    averages = [float(average) for row in rows if (average := study.paper(row, base.name))]
+    averages = [float(average) for row in rows.values() if (average := papers_number(study, row))]
     assert averages == [PAPER[table].rows[""][key][0] for key in expected]
 
 
@@ -88,8 +84,7 @@ def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp
     shutil.rmtree(out / "none-seed-1")
     mine = out / "queue-seed-1" / "evaluate" / "linear.json"
     result = json.loads(mine.read_text())
-    for name in ("study", "linear"):
-        mine.with_stem(name).unlink()
+    mine.unlink()
     untouched = out / "queue-seed-0"
     before = {file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file()}
     command = [*STUDY, "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]

@@ -87,8 +87,11 @@ def test_crossed_data_are_known_by_their_name(source: str, tmp_path: Path) -> No
     crossed = linear(55.0) | {"base": "linear-cifar100-1a2b3c", "source": source, "data": source}
     both = {"linear-cifar100-1a2b3c": crossed, "linear": linear(90.0)}
     run = make_run(tmp_path / "a", recipe("cifar10.supsiam"), both)
-    lines = {line.head: line.ours["supsiam"].mean for line in laid("H.1", run).lines if line.ours}
-    assert lines == {("CIFAR10", "CIFAR10"): 90.0, ("CIFAR10", "CIFAR100"): 55.0}
+    (line,) = (line for line in laid("H.1", run).lines if line.ours)
+    assert {column: score.mean for column, score in line.ours.items()} == {
+        "linear:cifar10": 90.0,
+        "linear:cifar100": 55.0,
+    }
 
 
 # --- variance ---------------------------------------------------------------------------------------------------------

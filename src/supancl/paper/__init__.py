@@ -58,7 +58,7 @@ def toy(
     make_folder(folder)
     from supancl.paper import toy_study as study
     from supancl.paper.layouts import LAYOUTS
-    from supancl.paper.pivot import fill, to_show, write
+    from supancl.paper.pivot import as_table, fill, write
     from supancl.paper.results import read_entries
     from supancl.reports.pictures import tsne_panels
 
@@ -68,7 +68,7 @@ def toy(
     write_json(folder / "toy.json", result)
     for name in ("1", "2"):
         filled = fill(LAYOUTS[name], read_entries([str(folder)]))
-        show(to_show(filled, "text"))
+        show(as_table(filled))
         write_text(folder / f"table{name}.md", write(filled, "markdown"))
     for line in study.findings(result):
         say(line)
@@ -163,21 +163,21 @@ def study(
 
 def run_study(what: str, recipe: str, rows: str | None, on_test: bool, settings: Mapping[str, Any]) -> dict[str, Any]:
     require_single_process("a study")
-    from supancl.paper.studies import STUDIES, train_rows
+    from supancl.paper.studies import STUDIES, study_rows, train_rows, varied_fields
     from supancl.sweeps.runner import check_folder, check_monitored, raise_failed
 
-    sweep, plan = Sweep("collapse" if what == "collapse" else f"study-{what}", settings, seeds=1), STUDIES[what]
+    sweep = Sweep("collapse" if what == "collapse" else f"study-{what}", settings, seeds=1)
     base = sweep.recipe(recipe)
-    plan.check(base)
-    check_overrides(sweep.given, {**plan.varies, "train.seed": "seeds"})
+    STUDIES[what].check(base)
+    check_overrides(sweep.given, {**varied_fields(what), "train.seed": "seeds"})
     check_monitored(base)
-    selected = select_rows(plan.rows(base), rows, "study")
+    selected = select_rows(study_rows(what, base), rows, "study")
     check_folder(sweep, base)
     result, table, outcomes = train_rows(what, base, selected, sweep, on_test)
     show(table)
     for line in result["differences"]:
         say(line)
-    say(f"runs and tables in {sweep.out}; the paper's table: supancl paper table {plan.table} {sweep.out}")
+    say(f"runs and tables in {sweep.out}; the paper's table: supancl paper table {STUDIES[what].table} {sweep.out}")
     raise_failed(sweep, outcomes, result)
     return result
 
@@ -224,7 +224,7 @@ def table(
     $ supancl paper table H.1 runs/a runs/b --format latex
     """
     from supancl.paper.layouts import LAYOUTS, table_name
-    from supancl.paper.pivot import fill, to_show, write
+    from supancl.paper.pivot import as_table, fill, write
     from supancl.paper.results import read_entries
 
     layout, out = LAYOUTS[table_name(name)], settings.get("out")
@@ -237,7 +237,7 @@ def table(
         return make_table(layout, sweep, details, format, dry_run)
     filled = fill(layout, read_entries(runs))
     if out is None:
-        show(to_show(filled, format))
+        show(as_table(filled) if format == "text" else write(filled, format))
     else:
         Output(Path(out), tuple({"", Path(out).suffix.lower()}), replaces=Path.is_file).write(
             lambda path: path.write_text(write(filled, format), encoding="utf-8")
@@ -250,7 +250,7 @@ def make_table(layout: Layout, sweep: Sweep, details: Mapping[str, Any], form: s
     """Train and evaluate what is missing, then fill the table; the same command again continues."""
     require_single_process("a table")
     from supancl.paper.make import complete, make_plan
-    from supancl.paper.pivot import to_show, write
+    from supancl.paper.pivot import write
     from supancl.sweeps.runner import RunsFailed
 
     out, plan = sweep.out, make_plan(layout, sweep, **details)
@@ -262,9 +262,10 @@ def make_table(layout: Layout, sweep: Sweep, details: Mapping[str, Any], form: s
     if dry_run:
         return {"table": layout.name, "out": str(out), "plan": states}
     filled, failed = complete(plan, sweep)
-    show(to_show(filled, form))
-    write_text(out / f"table.{ENDINGS[form]}", write(filled, form))
-    say(f"runs and table.{ENDINGS[form]} in {out}")
+    text, file = write(filled, form), out / f"table.{ENDINGS[form]}"
+    show(text)
+    write_text(file, text)
+    say(f"runs and {file.name} in {out}")
     result = filled.to_json() | {"out": str(out), "plan": {name: plan.state(name) for name in plan.runs}}
     if failed:
         raise RunsFailed(failed, result | {"rows": list(plan.runs)}, out)

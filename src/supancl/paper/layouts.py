@@ -1,22 +1,25 @@
-"""How each table of the paper is laid out, and which of its rows a run belongs to."""
+"""How each table of the paper is laid out, and which of its rows a run belongs to.
+
+A row has one name everywhere: in the table, in `--rows`, and in the folder of its runs.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
-from supancl.config import INCIDENTAL, fields_marked, flattened
+from supancl.config import AUTOMATIC, INCIDENTAL, fields_marked, flattened
 from supancl.core.losses import Align
 from supancl.core.methods import METHODS
 from supancl.errors import BadInput, did_you_mean
+from supancl.evaluation.results import data_set_of
 from supancl.paper.numbers import PAPER, PaperTable
 from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.plugins import has_plugin_section
-from supancl.recipes.recipe import resolve_warmup
 
-YES, NO = "✓", "✗"
 METHOD_TITLES = {
     "simclr": "SimCLR",
     "supcon": "SupCon",
@@ -29,7 +32,7 @@ METHOD_TITLES = {
     "supbyol": "SupBYOL†",
     "crossentropy": "cross-entropy",
 }
-POOL_TITLES = {"queue": "Class-agnostic", "class-queues": "Class-wise", "prototypes": "Learnable", "none": "none"}
+# a data set has the name by which `supancl data` knows it
 COLUMN_TITLES = {
     "ssl": "l_ssl",
     "sup": "l_sup",
@@ -42,23 +45,31 @@ COLUMN_TITLES = {
     "collapsed": "Collapse",
     "rank": "Avg.Rank",
     "average": "Avg",
-    "cifar10": "CIFAR10",
-    "cifar100": "CIFAR100",
-    "dtd": "DTD",
-    "food101": "Food",
-    "mit67": "MIT67",
-    "sun397": "SUN397",
-    "caltech101": "Caltech",
-    "cub200": "CUB200",
-    "dogs": "Dogs",
-    "flowers102": "Flowers",
-    "pets": "Pets",
-    "aircraft": "Aircraft",
-    "fc100": "FC100",
-    "fungi": "Fungi",
-    "omniglot": "Omniglot",
-    "traffic-signs": "Traffic Signs",
 }
+BATCHES = (128, 256)  # Table F.3
+MEMORY_BANK = {"pool.kind": "queue", "loss.against": "both-views+pool"}  # its rows marked *
+# study -> row -> the fields in which it differs from the recipe that is varied
+VARIED: dict[str, dict[str, dict[str, Any]]] = {
+    "alpha": {f"alpha-{alpha:g}": {"loss.alpha": alpha} for alpha in (0.0, 0.2, 0.5, 0.8, 1.0)},
+    "pool": {
+        "queue": {"pool.kind": "queue"},
+        # Table 7 has the sizes as targets per class
+        **{f"class-queues-{size}": {"pool.kind": "class-queues", "pool.size": size} for size in (80, 20, 5, 1)},
+        # these have no M targets to draw
+        **{kind: {"pool.kind": kind, "loss.samples": None} for kind in ("prototypes", "none")},
+    },
+    "positives": {f"M-{samples or 'all'}": {"loss.samples": samples} for samples in (1, 4, 16, None)},
+    "batch": {f"batch-{size}": {"train.batch_size": size} for size in BATCHES},
+    "memory": {
+        f"batch-{size}{suffix}": {"train.batch_size": size, **bank}
+        for size in BATCHES
+        for suffix, bank in (("", {}), ("-memory", MEMORY_BANK))
+    },
+}
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
 Head = tuple[str, ...]
 
 
@@ -71,44 +82,14 @@ class Section(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the rows of a table are.
+    """What the rows of a table are: the row of a run, or None outside the table; and the cells left of the numbers.
 
-    `key` is the row of a run, or None if the run does not belong in the table; the paper may have no such row, as for
-    an alpha of 0.3. Runs that differ in more than the table varies have a row with the name of their recipe. `head`
-    are the cells left of the numbers.
+    A run that differs in more than the table varies has a row with the name of its recipe.
     """
 
     titles: Head
-    key: Callable[[Recipe], str | None]
+    row_of: Callable[[Recipe], str | None]
     head: Callable[[str], Head]
-    requirement: str
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A table of the paper: its title, what it was measured on, and its rows."""
-
-    name: str
-    title: str
-    setting: str
-    rows: Rows
-    sections: tuple[Section, ...] = (Section(),)
-    remark: str = ""  # a note on comparing our numbers with the paper's
-    probe: str = "lbfgs"  # of linear accuracy, if a run has both
-
-    @property
-    def paper(self) -> PaperTable:
-        return PAPER[self.name]
-
-    @property
-    def by_method(self) -> bool:
-        """Table H.1: a column per method, a row per pair of data sets."""
-        return self.name == "H.1"
-
-    def column_title(self, column: str) -> str:
-        if self.name == "4" and column == "linear":
-            return "Top-1"
-        return (METHOD_TITLES | COLUMN_TITLES).get(column.partition(":")[2] or column, column)
 
 
 def package_recipe(trained: Recipe) -> Recipe | None:
@@ -121,61 +102,41 @@ def package_recipe(trained: Recipe) -> Recipe | None:
 
 def changed_fields(trained: Recipe) -> dict[str, Any]:
     """The fields in which a recipe differs from the package's recipe of that name."""
-    original = package_recipe(trained)
-    if original is None:
+    if (original := package_recipe(trained)) is None:
         return {}
-    # the epochs may shorten the warm-up
-    with_same_epochs = resolve_warmup(original.with_set({"train.epochs": trained.train.epochs}))
-    originals = {**flattened(with_same_epochs), "train.epochs": original.train.epochs}
-    # encoder.size determines the views' size and the short side
-    ignored = {*fields_marked(trained, INCIDENTAL), "views.size", "data.short_side"}
-    return {
-        key: value
-        for key, value in flattened(trained).items()
-        if key not in ignored and originals.get(key) != value and (originals.get(key), value) != ("auto", "fp32")
-    }
+    ignored = {*fields_marked(trained, INCIDENTAL), *fields_marked(trained, AUTOMATIC)}
+    before, after = flattened(original), flattened(trained)
+    return {key: value for key, value in after.items() if key not in ignored and before.get(key) != value}
 
 
-def is_published(recipe: Recipe) -> bool:
-    """Whether loss, pool and branches equal those of the package's recipe, or else of the method."""
-    if has_plugin_section(recipe):
-        return False
-    if (original := package_recipe(recipe)) is not None:
-        return (recipe.loss, recipe.pool, recipe.branches) == (original.loss, original.pool, original.branches)
-    row = METHODS.get(recipe.method)
-    fields = (recipe.loss, recipe.pool.kind, recipe.branches.target)
-    return row is not None and fields == (row.loss, row.pool.kind, row.branches.target)
+def is_published(trained: Recipe, varied: Iterable[str] = ()) -> bool:
+    """Whether loss, pool and branches are those of the package's recipe, but for the fields that a table varies."""
+    changed = {key for key in changed_fields(trained) if key.partition(".")[0] in ("loss", "pool", "branches")}
+    return trained.name in RECIPES and not has_plugin_section(trained) and not changed - {*varied}
 
 
 def is_toy(recipe: Recipe | None) -> bool:
     return recipe is not None and recipe.name.startswith("toy.")
 
 
+def is_align(recipe: Recipe) -> bool:
+    return type(recipe.loss) is Align and not has_plugin_section(recipe)
+
+
 def is_siam(recipe: Recipe) -> bool:
-    """SupSiam and SimSiam, whatever their alpha and their pool."""
-    return type(recipe.loss) is Align and recipe.branches.target == "stop-gradient" and not has_plugin_section(recipe)
-
-
-def is_varied_siam(recipe: Recipe) -> bool:
-    """SupSiam with its usual alpha, in which only the pool or the number of positives differs."""
-    original = package_recipe(recipe)
-    usual = original.loss.alpha if original is not None and isinstance(original.loss, Align) else 0.5
-    return is_siam(recipe) and getattr(recipe.loss, "alpha", None) == usual
+    return is_align(recipe) and recipe.branches.target == "stop-gradient"
 
 
 def has_target(recipe: Recipe) -> bool:
     return isinstance(recipe.loss, Align) and recipe.loss.supervised
 
 
-# --- a row per method -------------------------------------------------------------------------------------------------
-
-
-def method_key(recipe: Recipe, vit: bool = False) -> str:
+def row_by_method(recipe: Recipe, vit: bool = False) -> str:
+    """Neither imagenet100.supsiam-256 nor a row of the batch study is the method's usual one."""
     original = package_recipe(recipe)
-    # leaves out imagenet100.supsiam-256 and rows of the batch size study
-    is_standard = recipe.name.partition(".")[2] in ("", recipe.method)
-    is_standard = is_standard and (original is None or original.train.batch_size == recipe.train.batch_size)
-    is_usual = is_standard and ("vit" in recipe.encoder.name) == vit and is_published(recipe)
+    has_own_name = recipe.name.partition(".")[2] == recipe.method
+    has_own_batch = original is not None and original.train.batch_size == recipe.train.batch_size
+    is_usual = has_own_name and has_own_batch and ("vit" in recipe.encoder.name) == vit and is_published(recipe)
     return recipe.method if is_usual else recipe.name
 
 
@@ -183,87 +144,80 @@ def method_head(method: str) -> Head:
     if (row := METHODS.get(method)) is None:
         return method, "", "", ""
     ticks = (row.loss.kind == "contrast", row.loss.supervised, row.branches.target == "momentum")
-    return METHOD_TITLES.get(method, method), *(YES if on else "" for on in ticks)
+    return METHOD_TITLES.get(method, method), *("✓" if on else "" for on in ticks)
 
 
-BY_METHOD = Rows(("Method", "CL", "Sup", "EMA"), method_key, method_head, "every method has a row")
-BY_METHOD_ALONE = BY_METHOD._replace(titles=("Method",), head=lambda key: method_head(key)[:1])
-BY_DATA = Rows(
-    ("Pretext", "Downstream"),
-    lambda recipe: recipe.method if recipe.method in PAPER["H.1"].columns and not has_plugin_section(recipe) else None,
-    lambda key: tuple(COLUMN_TITLES.get(name, name) for name in key.split()),
-    f"its columns are {', '.join(PAPER['H.1'].columns)}",
-)
+def row_by_batch(recipe: Recipe) -> str:
+    row = row_by_fields(recipe, VARIED["memory" if recipe.method == "supcon" else "batch"])
+    return row if row == recipe.name else f"{recipe.method}-{row}"
 
 
-# --- a row per value of what an ablation varies -----------------------------------------------------------------------
+def row_by_fields(recipe: Recipe, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The row whose fields the recipe has, the one with the most of them."""
+    values = flattened(recipe)
+    fitting = [row for row, fields in rows.items() if all(values.get(key) == value for key, value in fields.items())]
+    is_usual = is_published(recipe, {key for fields in rows.values() for key in fields})
+    return max(fitting, key=lambda row: len(rows[row])) if fitting and is_usual else recipe.name
 
 
-def alpha_key(recipe: Recipe) -> str | None:
-    if not isinstance(recipe.loss, Align):
-        return None
-    usual = recipe.loss.samples is None and (recipe.pool.kind == "queue" or recipe.loss.alpha == 1)
-    return f"{recipe.loss.alpha:g}" if is_siam(recipe) and usual else recipe.name
+def row_by_cell(recipe: Recipe) -> str:
+    """`pool+ema`, `pool`, `ema` or `neither`."""
+    parts = {"pool": recipe.pool.kind != "none", "ema": recipe.branches.target == "momentum"}
+    return ("+".join(name for name, on in parts.items() if on) or "neither") if is_align(recipe) else recipe.name
 
 
-def alpha_head(key: str) -> Head:
-    return (f"{key}.0" if key in "01" else key,)
+def rows_of(
+    title: str,
+    row_of: Callable[[Recipe], str],
+    belongs: Callable[[Recipe], bool] = has_target,
+    is_usual: Callable[[Recipe], bool] = is_siam,
+) -> Rows:
+    """The rows of an ablation; the title of their column is not repeated in their names."""
+    return Rows(
+        (title,),
+        lambda recipe: None if not belongs(recipe) else row_of(recipe) if is_usual(recipe) else recipe.name,
+        lambda row: (row.removeprefix(f"{title}-"),),
+    )
 
 
-def pool_key(recipe: Recipe) -> str | None:
-    if not has_target(recipe):
-        return None
-    kind = f"{recipe.pool.kind} {recipe.pool.size}" if recipe.pool.kind == "class-queues" else recipe.pool.kind
-    return kind if getattr(recipe.loss, "samples", None) is None and is_varied_siam(recipe) else recipe.name
+def pretrained_on(recipe: Recipe | None) -> str:
+    """The CIFAR that the run was trained on, else the family of its recipe (`digits`)."""
+    if recipe is None:
+        return ""
+    data_set = data_set_of(recipe.data.source) if recipe.data.source else None
+    return data_set if data_set in ("cifar10", "cifar100") else recipe.name.split(".")[0]
 
 
-def pool_head(key: str) -> Head:
-    kind, _, size = key.partition(" ")
-    sizes = {"queue": "8192", "prototypes": "100", "class-queues": f"{size} x 100"}  # of the paper
-    return POOL_TITLES.get(kind, kind), sizes.get(kind, "")
+BY_METHOD = Rows(("Method", "CL", "Sup", "EMA"), row_by_method, method_head)
+METHOD_ALONE = BY_METHOD._replace(titles=("Method",), head=lambda row: method_head(row)[:1])
+BY_ALPHA = rows_of("alpha", partial(row_by_fields, rows=VARIED["alpha"]), lambda recipe: isinstance(recipe.loss, Align))
 
-
-def positives_key(recipe: Recipe) -> str | None:
-    if not has_target(recipe) or recipe.pool.kind == "none":
-        return None
-    usual = recipe.pool.kind == "queue" and is_varied_siam(recipe)
-    return str(getattr(recipe.loss, "samples", None) or "all") if usual else recipe.name
-
-
-def batch_key(recipe: Recipe) -> str:
-    has_memory = recipe.method == "supcon" and recipe.pool.kind == "queue"
-    usual = is_published(recipe) or (has_memory and recipe.loss.kind == "contrast")
-    return f"{recipe.train.batch_size} {recipe.method}{'-pool' * has_memory}" if usual else recipe.name
-
-
-def batch_head(key: str) -> Head:
-    size, _, model = key.rpartition(" ")
-    method = model.removesuffix("-pool")
-    return size, f"{METHOD_TITLES.get(method, method).rstrip('†')}{'*' * (model != method)}"
-
-
-def cell_key(recipe: Recipe) -> str | None:
-    if not has_target(recipe):
-        return None
-    pool, ema = recipe.pool.kind != "none", recipe.branches.target == "momentum"
-    usual = type(recipe.loss) is Align and not has_plugin_section(recipe)
-    return f"{'pool' if pool else 'none'} {'ema' if ema else 'none'}" if usual else recipe.name
-
-
-def cell_head(key: str) -> Head:
-    words = key.split()
-    return tuple(NO if word == "none" else YES for word in words) if len(words) == 2 else (key, "")
-
-
-POOLED = "SupSiam and SupBYOL have a supervised target"
-BY_ALPHA = Rows(("alpha",), alpha_key, alpha_head, "SimSiam, SupSiam, BYOL and SupBYOL have an alpha")
-BY_POOL = Rows(("Target Pool", "Paper's size"), pool_key, pool_head, POOLED)
-BY_POSITIVES = Rows(("M",), positives_key, lambda key: (key,), f"{POOLED}, and M is drawn from a pool")
-BY_BATCH = Rows(("Bsz", "Model"), batch_key, batch_head, "every method has a row")
-BY_CELL = Rows(("Pool", "EMA"), cell_key, cell_head, POOLED)
+TOY_ALPHA = BY_ALPHA._replace(row_of=lambda recipe: BY_ALPHA.row_of(recipe) if is_toy(recipe) else None)
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table of the paper: its title, what it was measured on, and its rows."""
+
+    name: str
+    title: str
+    setting: str
+    rows: Rows
+    sections: tuple[Section, ...] = (Section(),)
+    probe: str = "lbfgs"  # of linear accuracy, if a run has both
+
+    @property
+    def paper(self) -> PaperTable:
+        return PAPER[self.name]
+
+    def column_title(self, column: str) -> str:
+        if self.name == "4" and column == "linear":
+            return "Top-1"
+        return COLUMN_TITLES.get(column, column.partition(":")[2] or column)
+
 
 RESNET = "ImageNet-100, ResNet-50, 200 epochs, batch 128, mean of three seeds"
 TOY = "toy data (App. B)"
@@ -272,32 +226,57 @@ TOY_AND_REAL = (
     Section("toy", "Toy dataset", is_toy),
     Section("imagenet100", "ImageNet-100 (ours: own data)", lambda recipe: not is_toy(recipe)),
 )
-TOY_ALONE = BY_ALPHA._replace(
-    key=lambda recipe: alpha_key(recipe) if is_toy(recipe) else None,
-    requirement="it needs a toy study (supancl paper toy)",
+CIFARS = tuple(
+    Section(name, f"pretrained on {name}", lambda recipe, name=name: pretrained_on(recipe) == name)  # type: ignore[misc]
+    for name in ("cifar10", "cifar100")
 )
-VIT = BY_METHOD._replace(key=lambda recipe: method_key(recipe, vit=True))
+VARIANCE = "S_W and S_T of the toy study and, as we read it, of the paper: projector features of training images"
 _LAYOUTS = (
-    Layout(
-        "1",
-        "SupSiam by alpha: losses, variance, k-NN and linear accuracy",
-        f"{TOY}; {RESNET}",
-        BY_ALPHA,
-        TOY_AND_REAL,
-        remark="S_W and S_T of the toy study and, as we read it, of the paper: projector features of training images",
-    ),
-    Layout("2", "transfer to toy classes by alpha", TOY, TOY_ALONE),
+    Layout("1", "SupSiam by alpha: losses, variance, accuracy", f"{TOY}; {RESNET}; {VARIANCE}", BY_ALPHA, TOY_AND_REAL),
+    Layout("2", "transfer to toy classes by alpha", TOY, TOY_ALPHA),
     Layout("3", "fine-grained transfer by alpha", RESNET, BY_ALPHA),
-    Layout("4", "linear accuracy and object detection", f"{RESNET}; detection on VOC", BY_METHOD_ALONE, probe="sgd"),
+    Layout("4", "linear accuracy and object detection", f"{RESNET}; detection on VOC", METHOD_ALONE, probe="sgd"),
     Layout("5", "transfer to 11 data sets", RESNET, BY_METHOD),
     Layout("6", "few-shot classification on 8 data sets", f"{RESNET}; 2000 episodes", BY_METHOD, SHOTS),
-    Layout("7", "transfer by pool design", RESNET, BY_POOL),
-    Layout("8", "target pool, momentum branch and collapse", "CIFAR-100, ResNet-18", BY_CELL),
+    Layout("7", "transfer by pool design", RESNET, rows_of("pool", partial(row_by_fields, rows=VARIED["pool"]))),
+    Layout(
+        "8",
+        "target pool, momentum branch and collapse",
+        "CIFAR-100, ResNet-18",
+        rows_of("pool, EMA", row_by_cell, is_usual=is_align),
+    ),
     Layout("F.1", "transfer by alpha", RESNET, BY_ALPHA),
-    Layout("F.2", "transfer by number of positives M", RESNET, BY_POSITIVES),
-    Layout("F.3", "transfer by batch size and memory bank (*)", RESNET.replace(", batch 128", ""), BY_BATCH),
-    Layout("G.1", "transfer to 11 data sets, ViT-Small", "ImageNet-100, ViT-Small, 200 epochs, batch 256", VIT),
-    Layout("H.1", "linear accuracy of pretraining on CIFAR", "CIFAR ResNet-18, 1000 epochs, batch 256", BY_DATA),
+    Layout(
+        "F.2",
+        "transfer by number of positives M",
+        RESNET,
+        rows_of(
+            "M",
+            partial(row_by_fields, rows=VARIED["positives"]),
+            lambda recipe: has_target(recipe) and recipe.pool.kind != "none",
+        ),
+    ),
+    Layout(
+        "F.3",
+        "transfer by batch size and memory bank",
+        RESNET.replace(", batch 128", ""),
+        Rows(("Model and batch size",), row_by_batch, lambda row: (row,)),
+    ),
+    Layout(
+        "G.1",
+        "transfer to 11 data sets, ViT-Small",
+        "ImageNet-100, ViT-Small, 200 epochs, batch 256",
+        BY_METHOD._replace(row_of=partial(row_by_method, vit=True)),
+    ),
+    Layout(
+        "H.1",
+        "linear accuracy of pretraining on CIFAR",
+        "CIFAR ResNet-18, 1000 epochs, batch 256",
+        METHOD_ALONE._replace(
+            row_of=lambda recipe: recipe.method if recipe.method in PAPER["H.1"].rows["cifar10"] else None
+        ),
+        CIFARS,
+    ),
 )
 LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in _LAYOUTS}
 

@@ -9,15 +9,13 @@ from pathlib import Path
 from supancl.data.sources.benchmarks import find_benchmarks
 from supancl.errors import BadInput
 from supancl.evaluation.data import data_for
-from supancl.evaluation.results import registered_name
 from supancl.evaluation.suite import Plan as SuitePlan
 from supancl.evaluation.suite import run_suite
-from supancl.paper.layouts import Layout
+from supancl.paper.layouts import Layout, pretrained_on
 from supancl.paper.pivot import FilledTable, fill
 from supancl.paper.results import read_entries
-from supancl.paper.studies import STUDIES, Rows, check_supcon
+from supancl.paper.studies import STUDIES, Rows, check_supcon, study_rows, varied_fields
 from supancl.recipes import RECIPES, Recipe
-from supancl.recipes.recipe import resolve_warmup
 from supancl.reporter import current_reporter
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import read_end
@@ -27,9 +25,7 @@ from supancl.sweeps.runner import (
     Measurement,
     RunEvaluator,
     RunsFailed,
-    check_folder,
     check_monitored,
-    check_same_recipe,
     open_recipe_data,
     read_failure,
     train_runs,
@@ -48,13 +44,12 @@ class Plan:
     runs: Mapping[str, Recipe]
     out: Path
     benchmarks: Path | None
-    without_recipe: tuple[str, ...] = ()
+    without_recipe: list[str]
 
     @property
     def data_sets(self) -> tuple[str, ...]:
-        """The data sets of the table's columns, or of H.1's rows."""
-        names = [column.partition(":")[2] for column in self.layout.paper.columns]
-        return ("cifar10", "cifar100") if self.layout.by_method else tuple(filter(None, names))
+        """The data sets of the table's columns."""
+        return tuple(filter(None, (column.partition(":")[2] for column in self.layout.paper.columns)))
 
     @property
     def available(self) -> tuple[str, ...]:
@@ -102,11 +97,7 @@ def make_plan(
         if not row.data.source:
             raise BadInput(f"Table {layout.name} trains {row.name}; give its training data with data")
         check_monitored(row)
-    runs = sweep.with_seeds(chosen, f"Table {layout.name}")
-    check_folder(sweep, next(iter(runs.values())))
-    for name, recipe in runs.items():
-        check_same_recipe(resolve_warmup(recipe), RunFolder(sweep.out / name))
-    return Plan(layout, runs, sweep.out, root, tuple(without_recipe))
+    return Plan(layout, sweep.with_seeds(chosen, f"Table {layout.name}"), sweep.out, root, without_recipe)
 
 
 def hold_out_for_ridge(layout: Layout, row: Recipe) -> Recipe:
@@ -114,8 +105,8 @@ def hold_out_for_ridge(layout: Layout, row: Recipe) -> Recipe:
 
     A `--set data.holdout` is respected. Table 4's SGD probe has no ridge; the other tables have no linear column.
     """
-    has_ridge = layout.by_method or ("linear" in layout.paper.columns and layout.probe != "sgd")
-    if not has_ridge or row.data.holdout is not None:
+    has_linear = any(column.startswith("linear") for column in layout.paper.columns)
+    if not has_linear or layout.probe == "sgd" or row.data.holdout is not None:
         return row
     return row.with_set({"data.holdout": 0.1}, because=f"Table {layout.name}: images that choose the probe's ridge")
 
@@ -127,40 +118,32 @@ def table_rows(
     if layout.name == "2":
         raise BadInput("Table 2 needs a toy study: supancl paper toy --out DIR, then supancl paper table 2 DIR")
     families = (family,) if family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
+    papers_rows = next(iter(layout.paper.rows.values()))
     if layout.name in STUDY_OF:
-        base = sweep.recipe(recipe or f"{families[0]}.supsiam")
-        study = STUDIES[STUDY_OF[layout.name]]
-        check_overrides(sweep.given, study.varies)
-        study.check(base)
-        # Table 7 has no row without a pool
-        return {name: row for name, row in study.rows(base).items() if name != "none"}, []
+        base, study = sweep.recipe(recipe or f"{families[0]}.supsiam"), STUDY_OF[layout.name]
+        check_overrides(sweep.given, varied_fields(study))
+        STUDIES[study].check(base)
+        return {name: row for name, row in study_rows(study, base).items() if name in papers_rows}, []
     if recipe:
         raise BadInput(f"recipe {recipe}: Table {layout.name} has one row per method; give family or rows")
-    if layout.name == "F.3":
-        check_overrides(sweep.given, STUDIES["memory"].varies)
-        names = {method: f"{families[0]}.{method}" for method in ("supcon", "supsiam")}
-    elif layout.by_method:
+    methods = ("supcon", "supsiam") if layout.name == "F.3" else papers_rows
+    names = {method: f"{families[0]}.{method}" for method in methods}
+    if layout.name == "H.1":
         if "data.source" in sweep.given and len(families) > 1:
             raise BadInput("Table H.1 needs two data sets; give benchmarks ROOT, or family cifar10 data SOURCE")
-        names = {f"{family}-{name}": f"{family}.{name}" for family in families for name in layout.paper.columns}
-    else:
-        names = {method: f"{families[0]}.{method}" for method in next(iter(layout.paper.rows.values()))}
+        names = {f"{family}-{method}": f"{family}.{method}" for family in families for method in methods}
     without_recipe = [name for name in names.values() if name not in RECIPES]
     rows = {row: sweep.recipe(name) for row, name in names.items() if name in RECIPES}
     if not rows:
         raise BadInput(f"there is no recipe {' and no '.join(without_recipe)}; choose another family")
     if layout.name == "F.3":  # SupCon without and with a memory bank, and SupSiam, each at both batch sizes
+        check_overrides(sweep.given, varied_fields("memory"))
         check_supcon(rows["supcon"])
-        varied = {
-            method: STUDIES["memory" if method == "supcon" else "batch"].rows(row) for method, row in rows.items()
-        }
-        rows = {f"{method}-{name}": row for method, all_rows in varied.items() for name, row in all_rows.items()}
-    if layout.by_method and benchmarks:
-        sources = {name: f"{row.name.split('.')[0]}@{benchmarks}" for name, row in rows.items()}
-        rows = {
-            name: row if row.data.source else row.with_set({"data.source": sources[name]}, because="Table H.1")
-            for name, row in rows.items()
-        }
+        varied = {"supcon": "memory", "supsiam": "batch"}
+        rows = {f"{m}-{name}": row for m, base in rows.items() for name, row in study_rows(varied[m], base).items()}
+    if layout.name == "H.1" and benchmarks:
+        sources = {name: {"data.source": f"{row.name.split('.')[0]}@{benchmarks}"} for name, row in rows.items()}
+        rows = {n: row if row.data.source else row.with_set(sources[n], because="Table H.1") for n, row in rows.items()}
     return rows, without_recipe
 
 
@@ -212,19 +195,17 @@ def evaluate(plan: Plan, names: list[str]) -> list[str]:
 
 def measurements(plan: Plan, name: str, evaluator: RunEvaluator) -> list[Measurement]:
     """The measurements that the columns need of a run, on its data or on the other CIFAR; on test images if any."""
-    columns, folder, layout = plan.layout.paper.columns, plan.out / name, plan.layout
-    if not layout.by_method and not {"knn", "linear", "within"} & set(columns):
+    columns, folder, own = plan.layout.paper.columns, plan.out / name, pretrained_on(plan.runs[name])
+    kinds = {column.partition(":")[0] for column in columns} & {"knn", "linear", "within"}
+    if not kinds:
         return []
     split = "test" if data_for(evaluator.open_run(folder), None).test is not None else "held-out"
-    if layout.by_method:
-        recipe = plan.runs[name]
-        own = registered_name(recipe.data.source) or recipe.name.split(".")[0]
-        others = [f"{data}@{plan.benchmarks}" for data in plan.available if data != own]
-        return [Measurement("linear", split), *(Measurement("linear", "test", source=source) for source in others)]
     of_projector = Measurement("variance", "train", layer="projector")
     wanted = {
         "knn": Measurement("knn", split),
-        "linear": Measurement("linear", split, layout.probe),
+        "linear": Measurement("linear", split, plan.layout.probe),
         "within": of_projector if RunFolder(folder).projector.is_file() else Measurement("variance", split),
     }
-    return [measurement for column, measurement in wanted.items() if column in columns]
+    others = [data for data in plan.available if f"linear:{data}" in columns and data != own]
+    crossed = [Measurement("linear", "test", source=f"{data}@{plan.benchmarks}") for data in others]
+    return [*(measurement for kind, measurement in wanted.items() if kind in kinds), *crossed]

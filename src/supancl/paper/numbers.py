@@ -60,11 +60,11 @@ TOY: Mapping[float, Values] = {
 }
 METRIC_IMAGENET: Rows = {
     # l_ssl, l_sup, S_W, S_W/S_T %, k-NN, linear
-    "0": (-0.9048, -0.8932, 0.070, 7.01, 80.79, 85.92),
-    "0.2": (-0.9231, -0.9096, 0.057, 5.72, 82.72, 86.85),
-    "0.5": (-0.9321, -0.8823, 0.108, 10.79, 82.89, 87.31),
-    "0.8": (-0.9349, -0.5118, 0.515, 51.58, 80.19, 86.65),
-    "1": (-0.9290, -0.2341, 0.743, 74.53, 75.23, 82.15),
+    "alpha-0": (-0.9048, -0.8932, 0.070, 7.01, 80.79, 85.92),
+    "alpha-0.2": (-0.9231, -0.9096, 0.057, 5.72, 82.72, 86.85),
+    "alpha-0.5": (-0.9321, -0.8823, 0.108, 10.79, 82.89, 87.31),
+    "alpha-0.8": (-0.9349, -0.5118, 0.515, 51.58, 80.19, 86.65),
+    "alpha-1": (-0.9290, -0.2341, 0.743, 74.53, 75.23, 82.15),
 }
 
 LINEAR_AND_DETECTION: Rows = {
@@ -157,47 +157,45 @@ FIVE_SHOT_INTERVALS: Rows = {
 # the average, then the eleven data sets
 POOL_DESIGN: Rows = {
     "queue": SUPSIAM,
-    "class-queues 80": (70.21, 89.78, 70.58, 66.49, 61.54, 64.85, 51.22, 88.64, 42.68, 65.03, 89.86, 81.61),
-    "class-queues 20": (70.44, 90.02, 71.07, 66.92, 61.49, 65.11, 51.15, 88.67, 43.19, 65.16, 89.27, 82.39),
-    "class-queues 5": (70.27, 89.67, 70.88, 66.17, 61.32, 64.30, 51.49, 88.96, 42.80, 64.82, 89.86, 82.75),
-    "class-queues 1": (70.23, 89.70, 70.73, 66.06, 61.45, 64.82, 51.02, 88.97, 43.42, 64.26, 89.71, 82.37),
+    "class-queues-80": (70.21, 89.78, 70.58, 66.49, 61.54, 64.85, 51.22, 88.64, 42.68, 65.03, 89.86, 81.61),
+    "class-queues-20": (70.44, 90.02, 71.07, 66.92, 61.49, 65.11, 51.15, 88.67, 43.19, 65.16, 89.27, 82.39),
+    "class-queues-5": (70.27, 89.67, 70.88, 66.17, 61.32, 64.30, 51.49, 88.96, 42.80, 64.82, 89.86, 82.75),
+    "class-queues-1": (70.23, 89.70, 70.73, 66.06, 61.45, 64.82, 51.02, 88.97, 43.42, 64.26, 89.71, 82.37),
     "prototypes": (70.37, 89.91, 70.41, 67.00, 61.36, 65.15, 51.58, 88.81, 42.97, 65.08, 89.57, 82.28),
 }
 ALPHA: Rows = {
-    "0": (69.33, 89.18, 69.41, 65.53, 60.72, 65.05, 50.81, 88.83, 41.46, 61.51, 90.04, 80.09),
-    "0.2": (70.14, 89.89, 70.56, 65.89, 61.03, 65.25, 51.34, 88.85, 42.07, 64.28, 90.12, 82.27),
-    "0.5": SUPSIAM,
-    "0.8": (70.28, 89.39, 70.04, 67.08, 64.06, 66.00, 51.98, 87.45, 42.16, 62.94, 90.26, 81.76),
-    "1": SIMSIAM,
+    "alpha-0": (69.33, 89.18, 69.41, 65.53, 60.72, 65.05, 50.81, 88.83, 41.46, 61.51, 90.04, 80.09),
+    "alpha-0.2": (70.14, 89.89, 70.56, 65.89, 61.03, 65.25, 51.34, 88.85, 42.07, 64.28, 90.12, 82.27),
+    "alpha-0.5": SUPSIAM,
+    "alpha-0.8": (70.28, 89.39, 70.04, 67.08, 64.06, 66.00, 51.98, 87.45, 42.16, 62.94, 90.26, 81.76),
+    "alpha-1": SIMSIAM,
 }
 POSITIVES: Rows = {
-    "1": (70.13, 89.58, 70.59, 65.75, 61.39, 64.85, 51.41, 88.57, 42.80, 64.52, 89.92, 82.07),
-    "4": (70.40, 89.94, 70.63, 66.59, 61.66, 65.07, 51.32, 88.82, 42.88, 64.78, 89.85, 82.88),
-    "16": (70.31, 89.94, 70.86, 65.64, 61.40, 64.95, 51.54, 88.65, 43.17, 65.13, 89.66, 82.42),
-    "all": SUPSIAM,
+    "M-1": (70.13, 89.58, 70.59, 65.75, 61.39, 64.85, 51.41, 88.57, 42.80, 64.52, 89.92, 82.07),
+    "M-4": (70.40, 89.94, 70.63, 66.59, 61.66, 65.07, 51.32, 88.82, 42.88, 64.78, 89.85, 82.88),
+    "M-16": (70.31, 89.94, 70.86, 65.64, 61.40, 64.95, 51.54, 88.65, 43.17, 65.13, 89.66, 82.42),
+    "M-all": SUPSIAM,
 }
 BATCH: Rows = {
-    "128 supcon": SUPCON,
-    "128 supcon-pool": (68.97, 89.70, 70.48, 65.65, 59.06, 63.43, 49.86, 87.97, 38.76, 63.74, 89.22, 80.83),
-    "128 supsiam": SUPSIAM,
-    "256 supcon": (68.42, 89.10, 69.40, 65.32, 59.21, 63.25, 50.63, 88.22, 36.05, 62.60, 89.10, 79.80),
-    "256 supcon-pool": (68.86, 89.46, 70.06, 65.88, 58.73, 63.92, 50.04, 87.84, 38.28, 63.02, 89.06, 81.22),
-    "256 supsiam": (70.44, 90.07, 70.77, 66.28, 61.89, 65.18, 51.77, 88.83, 43.09, 64.90, 89.99, 82.11),
+    "supcon-batch-128": SUPCON,
+    "supcon-batch-128-memory": (68.97, 89.70, 70.48, 65.65, 59.06, 63.43, 49.86, 87.97, 38.76, 63.74, 89.22, 80.83),
+    "supsiam-batch-128": SUPSIAM,
+    "supcon-batch-256": (68.42, 89.10, 69.40, 65.32, 59.21, 63.25, 50.63, 88.22, 36.05, 62.60, 89.10, 79.80),
+    "supcon-batch-256-memory": (68.86, 89.46, 70.06, 65.88, 58.73, 63.92, 50.04, 87.84, 38.28, 63.02, 89.06, 81.22),
+    "supsiam-batch-256": (70.44, 90.07, 70.77, 66.28, 61.89, 65.18, 51.77, 88.83, 43.09, 64.90, 89.99, 82.11),
 }
-COLLAPSE: Mapping[tuple[bool, bool], tuple[bool, float]] = {
-    # (pool, EMA) -> collapse and k-NN on CIFAR-100
-    (False, False): (True, 1.00),
-    (True, False): (False, 73.92),
-    (False, True): (False, 73.32),
-    (True, True): (False, 74.55),
+COLLAPSE: Rows = {
+    # collapse (1: yes) and k-NN on CIFAR-100
+    "neither": (1, 1.00),
+    "pool": (0, 73.92),
+    "ema": (0, 73.32),
+    "pool+ema": (0, 74.55),
 }
 SIX = ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")
-CIFAR: Rows = {
-    # pretrained on, evaluated on; a column per method
-    "cifar10 cifar10": (89.58, 95.15, 93.36, 94.73, 91.56, 94.88),
-    "cifar10 cifar100": (56.36, 53.82, 60.51, 61.76, 50.20, 55.47),
-    "cifar100 cifar10": (80.36, 79.99, 78.81, 85.19, 78.35, 80.09),
-    "cifar100 cifar100": (64.77, 74.03, 70.63, 75.05, 65.42, 74.36),
+CIFAR: Mapping[str, tuple[Values, Values]] = {
+    # pretrained on -> evaluated on CIFAR-10 and on CIFAR-100; printed with a column per method
+    "cifar10": ((89.58, 95.15, 93.36, 94.73, 91.56, 94.88), (56.36, 53.82, 60.51, 61.76, 50.20, 55.47)),
+    "cifar100": ((80.36, 79.99, 78.81, 85.19, 78.35, 80.09), (64.77, 74.03, 70.63, 75.05, 65.42, 74.36)),
 }
 
 _FINE = ("transfer:cub200", "transfer:dogs", "transfer:pets")
@@ -208,14 +206,14 @@ PAPER: dict[str, PaperTable] = {
         "table:metric",
         METRICS,
         {
-            "toy": {f"{alpha:g}": values[: len(METRICS)] for alpha, values in TOY.items()},
+            "toy": {f"alpha-{alpha:g}": values[: len(METRICS)] for alpha, values in TOY.items()},
             "imagenet100": METRIC_IMAGENET,
         },
     ),
     "2": PaperTable(
         "table:toy_transfer",
         TOY_TRANSFER,
-        {"": {f"{alpha:g}": values[len(METRICS) :] for alpha, values in TOY.items()}},
+        {"": {f"alpha-{alpha:g}": values[len(METRICS) :] for alpha, values in TOY.items()}},
     ),
     "3": PaperTable(
         "table:real_fine_grained",
@@ -239,16 +237,15 @@ PAPER: dict[str, PaperTable] = {
     "8": PaperTable(
         "table:ablation_collapse",
         ("collapsed", "knn"),
-        {
-            "": {
-                f"{'pool' if pool else 'none'} {'ema' if ema else 'none'}": (float(collapsed), knn)
-                for (pool, ema), (collapsed, knn) in COLLAPSE.items()
-            }
-        },
+        {"": COLLAPSE},
     ),
     "F.1": PaperTable("table:alpha", ("average", *TO_ELEVEN), {"": ALPHA}),
     "F.2": PaperTable("table:numpos", ("average", *TO_ELEVEN), {"": POSITIVES}),
     "F.3": PaperTable("table:bsz", ("average", *TO_ELEVEN), {"": BATCH}),
     "G.1": PaperTable("table:vit", ("rank", *TO_ELEVEN), {"": TRANSFER_VIT}),
-    "H.1": PaperTable("table:cifar_result", SIX, {"": CIFAR}),
+    "H.1": PaperTable(
+        "table:cifar_result",
+        ("linear:cifar10", "linear:cifar100"),
+        {name: dict(zip(SIX, zip(*rows, strict=True), strict=True)) for name, rows in CIFAR.items()},
+    ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from supancl.errors import BadInput
 from supancl.evaluation.suite import shared_ranks
-from supancl.paper.layouts import Head, Layout, Section
+from supancl.paper.layouts import Layout, Section
 from supancl.paper.results import Entry, Group, Score, Way, group_entries
 from supancl.reports.tables import LEGEND, Cell, Row, Table, mark_for_rank, mean_text, write_table
 
@@ -26,13 +26,32 @@ UNRANKED = 9  # the rank of a cell that is not marked
 class Line:
     """One line: the cells left of the numbers, our scores and the paper's numbers by column."""
 
-    section: str
+    layout: Layout
+    section: Section
     row: str
-    head: Head
+    group: Group | None = None
     ours: dict[str, Score] = field(default_factory=dict)
-    paper: dict[str, tuple[float, float]] = field(default_factory=dict)
     rankings: dict[str, int] = field(default_factory=dict)  # 0: best of ours, 1: second-best
-    groups: list[Group] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        suffix = f":{self.section.key}"  # of few-shot columns
+        for column in self.layout.paper.columns if self.group else ():
+            measured = column + suffix * column.startswith("fewshot:")
+            score = self.group.score(measured, self.layout.probe) if self.group else None
+            if score is not None:
+                self.ours[column] = score
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        return self.layout.rows.head(self.row)
+
+    @property
+    def name(self) -> str:
+        return " ".join(filter(None, self.head))
+
+    @property
+    def paper(self) -> dict[str, tuple[float, float]]:
+        return self.layout.paper.numbers(self.section.key, self.row)
 
 
 @dataclass
@@ -44,19 +63,17 @@ class FilledTable:
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        def ours(score: Score) -> dict[str, Any]:
-            way = {name: value for name, value in score.way._asdict().items() if value}
-            return {"mean": score.mean, "sd": score.sd, "interval": score.interval, "n": score.n, "way": way}
-
         lines = [
             {
-                "section": line.section,
+                "section": line.section.key,
                 "head": list(line.head),
-                "ours": {column: ours(score) for column, score in line.ours.items()},
+                "ours": {
+                    column: {**score._asdict(), "way": ", ".join(score.way)} for column, score in line.ours.items()
+                },
                 "paper": {column: {"mean": mean, "interval": half} for column, (mean, half) in line.paper.items()},
                 "best": [column for column, ranking in line.rankings.items() if ranking == 0],
                 "second": [column for column, ranking in line.rankings.items() if ranking == 1],
-                "runs": [str(entry.path) for group in line.groups for entry in group.entries],
+                "runs": [str(entry.path) for entry in line.group.entries] if line.group else [],
             }
             for line in self.lines
         ]
@@ -67,77 +84,38 @@ class FilledTable:
 
 def fill(layout: Layout, entries: Sequence[Entry]) -> FilledTable:
     """Fill the paper's rows with groups of runs; a row that the paper does not have comes last."""
-    groups = group_entries(entries)
-    placed = [(key, group) for group in groups if (key := _row_of(layout, group)) is not None]
-    if groups and not placed:
+    placed: list[tuple[Section, str, Group]] = []
+    outside: list[Group] = []
+    for group in group_entries(entries):
+        recipe = group.recipe
+        row = group.entries[0].path.name if recipe is None else layout.rows.row_of(recipe)
+        sections = [section for section in layout.sections if section.accepts(recipe)]
+        placed += [(section, row, group) for section in sections if row is not None]
+        outside += [] if sections and row is not None else [group]
+    if outside and not placed:
         raise BadInput(
-            f"none of the runs belongs in Table {layout.name} ({layout.rows.requirement}); the first is "
-            f"{groups[0].description}"
+            f"none of the runs belongs in Table {layout.name} ({layout.title}); the first is {outside[0].description}"
         )
     lines: list[Line] = []
     notes = [f"paper, in brackets: {layout.setting}"]
-    notes += [f"{layout.column_title(key)}: {group.description}" for key, group in placed if layout.by_method]
     for section in layout.sections:
-        made: dict[Any, Line] = {}
-        for key, group in placed:
-            for row, scores in _cells(layout, section, key, group) if section.accepts(group.recipe) else ():
-                place = row if layout.by_method else (row, id(group))  # two settings of one row stay apart
-                line = made.setdefault(place, _line(layout, section, row))
-                if line.ours.keys() & scores.keys():
-                    raise BadInput(
-                        f"Table {layout.name} has one cell for {key}, and these runs have two settings of it"
-                    )
-                line.ours |= scores
-                line.groups.append(group)
-        for row in dict.fromkeys((*layout.paper.rows[section.key], *(line.row for line in made.values()))):
-            lines += [line for line in made.values() if line.row == row] or [_line(layout, section, row)]
-        inside = [line for line in lines if line.section == section.key and line.ours]
-        notes += _summarize(layout, inside, section)
-        ranked = [[(line, column) for column in line.ours] for line in inside]
-        if not layout.by_method:  # in Table H.1 a row is ranked, elsewhere a column
-            ranked = [[(line, column) for line in inside if column in line.ours] for column in layout.paper.columns]
-        for cells in ranked:
-            _mark([(line, column) for line, column in cells if column not in UNMARKED])
-    if not layout.by_method:
-        notes += dict.fromkeys(
-            f"{' '.join(filter(None, line.head))}: {g.description}" for line in lines for g in line.groups
-        )
+        made: dict[str, list[Line]] = {row: [] for row in layout.paper.rows[section.key]}
+        for _, row, group in (place for place in placed if place[0] is section):  # two settings of one row stay apart
+            made.setdefault(row, []).append(Line(layout, section, row, group))
+        inside = [line for row, found in made.items() for line in found or [Line(layout, section, row)]]
+        lines += inside
+        ours = [line for line in inside if line.ours]
+        notes += _summarize(layout, ours, section)
+        for column in layout.paper.columns:
+            _mark([line for line in ours if column in line.ours], column)
+    notes += dict.fromkeys(f"{line.name}: {line.group.description}" for line in lines if line.group)
     notes += _way_notes(layout, lines)
-    ours = [score for line in lines for score in line.ours.values()]
-    notes += [layout.remark] * (bool(layout.remark) and bool(ours))
-    notes += [f"not in this table: {group.description}" for group in groups if _row_of(layout, group) is None]
+    notes += [f"not in this table: {group.description}" for group in outside]
+    groups = [*(group for _, _, group in placed), *outside]
     notes += dict.fromkeys(text for group in groups for entry in group.entries for text in entry.notes)
-    if any(not math.isnan(score.interval) for score in ours):
+    if any(not math.isnan(score.interval) for line in lines for score in line.ours.values()):
         notes.append("±: half a 95% interval: of a mean over the seeds, of a single run over its images or detectors")
     return FilledTable(layout, lines, notes)
-
-
-# --- lines ------------------------------------------------------------------------------------------------------------
-
-
-def _row_of(layout: Layout, group: Group) -> str | None:
-    if group.recipe is None:
-        return None if layout.by_method else group.entries[0].path.name
-    return layout.rows.key(group.recipe)
-
-
-def _line(layout: Layout, section: Section, row: str) -> Line:
-    return Line(section.key, row, layout.rows.head(row), paper=layout.paper.numbers(section.key, row))
-
-
-def _cells(layout: Layout, section: Section, key: str, group: Group) -> Iterator[tuple[str, dict[str, Score]]]:
-    """The rows that a group belongs in, and its numbers there by column."""
-    if layout.by_method:
-        family = group.entries[0].pretrained_on
-        wanted = {f"{family} {data}": {key: f"linear:{data}"} for data in (family, "cifar10", "cifar100")}
-    else:
-        suffix = f":{section.key}" if section.key else ""
-        columns = layout.paper.columns
-        wanted = {key: {column: column + suffix * column.startswith("fewshot:") for column in columns}}
-    for row, measures in wanted.items():
-        found = {column: group.score(measure, layout.probe) for column, measure in measures.items()}
-        if any(found.values()) or not layout.by_method:
-            yield row, {column: score for column, score in found.items() if score is not None}
 
 
 # --- averages and marks -----------------------------------------------------------------------------------------------
@@ -168,40 +146,31 @@ def _summarize(layout: Layout, ours: Sequence[Line], section: Section) -> list[s
     return [f"{title}: ours over {len(ours)} lines and {len(common)} of {len(columns)} data sets ({names})"]
 
 
-def _ranked_way(scores: Iterable[Score]) -> Way:
-    """The most frequent way of measuring, the first one if equal; only its scores are ranked."""
-    return Counter(score.way for score in scores).most_common(1)[0][0]
-
-
-def _mark(cells: Sequence[tuple[Line, str]]) -> None:
-    """Mark the best and the second-best of these scores of ours as printed."""
-    way = _ranked_way(line.ours[column] for line, column in cells) if cells else None
-    ranked = [
-        (line, column, round(line.ours[column].mean, 2)) for line, column in cells if line.ours[column].way == way
-    ]
-    order = sorted({value for _, _, value in ranked}, reverse=bool(cells) and cells[0][1] != "rank")
-    for line, column, value in ranked if len(ranked) > 1 else ():
-        line.rankings[column] = order.index(value)
+def _mark(lines: Sequence[Line], column: str) -> None:
+    """Mark the best and the second-best of our scores as printed, of those measured in the most frequent way."""
+    if column in UNMARKED or not lines:
+        return
+    way = Counter(line.ours[column].way for line in lines).most_common(1)[0][0]
+    ranked = {id(line): round(line.ours[column].mean, 2) for line in lines if line.ours[column].way == way}
+    order = sorted(set(ranked.values()), reverse=column != "rank")
+    for line in lines if len(ranked) > 1 else ():
+        if id(line) in ranked:
+            line.rankings[column] = order.index(ranked[id(line)])
 
 
 def _way_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
     """How the numbers of a column were measured, and which lines differ in that."""
-    columns: dict[str, list[tuple[str, Score]]] = {}
-    for line in lines:
-        for column, score in line.ours.items():
-            title, name = layout.column_title(column), " ".join(filter(None, line.head))
-            columns.setdefault(title, []).extend([(name, score)] * (score.way != Way()))
-    notes: dict[str, list[str]] = {}  # text -> columns
-    for title, cells in columns.items():
-        names: dict[Way, list[str]] = {}
-        for name, score in cells:
-            names.setdefault(score.way, []).append(name)
-        text = "; ".join(f"{way} ({', '.join(of)})" if len(names) > 1 else str(way) for way, of in names.items())
-        if len(names) > 1:
-            text += f"; only {_ranked_way(score for _, score in cells)} is ranked"
+    titles: dict[str, list[str]] = {}  # text -> columns
+    for column in layout.paper.columns:
+        ways: dict[Way, list[str]] = {}
+        for line in lines:
+            if column in line.ours and line.ours[column].way:
+                ways.setdefault(line.ours[column].way, []).append(line.name)
+        text = "; ".join(", ".join(way) + f" ({', '.join(names)})" * (len(ways) > 1) for way, names in ways.items())
         if text:
-            notes.setdefault(text, []).append(title)
-    return [f"{', '.join(titles)}: {note}" for note, titles in notes.items()]
+            text += "; only the most frequent way is ranked" * (len(ways) > 1)
+            titles.setdefault(text, []).append(layout.column_title(column))
+    return [f"{', '.join(columns)}: {text}" for text, columns in titles.items()]
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
@@ -212,42 +181,34 @@ def our_cell(line: Line, column: str) -> Cell:
     score = line.ours.get(column)
     if score is None:
         return Cell("")
-    mark, decimals = mark_for_rank(line.rankings.get(column, UNRANKED)), DECIMALS.get(column, 2)
     if column == "collapsed":
         count = round(score.mean * score.n)
         return Cell({0: "no", score.n: "yes"}.get(count, f"{count} of {score.n} runs"))
-    return Cell(mean_text(score.mean, score.interval, decimals), mark)
+    text = mean_text(score.mean, score.interval, DECIMALS.get(column, 2))
+    return Cell(text, mark_for_rank(line.rankings.get(column, UNRANKED)))
 
 
 def paper_cell(line: Line, column: str) -> str:
     """`(61.18 ± 0.30)`: the paper's number with its interval, if printed."""
     if column not in line.paper:
         return ""
-    mean, half = line.paper[column]
     if column == "collapsed":
-        return "(yes)" if mean else "(no)"
-    decimals = DECIMALS.get(column, 2)
-    return f"({mean:.{decimals}f})" if math.isnan(half) else f"({mean:.{decimals}f} ± {half:.{decimals}f})"
+        return "(yes)" if line.paper[column][0] else "(no)"
+    return f"({mean_text(*line.paper[column], DECIMALS.get(column, 2))})"
 
 
-def as_table(filled: FilledTable, apart: bool = False) -> Table:
-    """Ours and the paper's in one cell, or `apart`, in two lines: a dozen data sets leave no room for both in one."""
+def as_table(filled: FilledTable) -> Table:
+    """Ours and the paper's in two lines."""
     layout, columns = filled.layout, filled.layout.paper.columns
-    titles = {section.key: section.title for section in layout.sections}
     rows: list[Row | str] = []
-    section = ""
+    title = ""
     for line in filled.lines:
-        if line.section != section:
-            section = line.section
-            rows.append(titles[section])
-        ours, theirs = [our_cell(line, column) for column in columns], [paper_cell(line, column) for column in columns]
-        if not apart:
-            both = [cell._replace(suffix=number) for cell, number in zip(ours, theirs, strict=True)]
-            rows.append([*line.head, *both])
-        else:
-            rows += [[*line.head, *ours]] if line.ours else []
-            head = [""] * len(line.head) if line.ours else line.head
-            rows += [[*head, *theirs]] if line.paper or not line.ours else []
+        if line.section.title != title:
+            title = line.section.title
+            rows.append(title)
+        rows += [[*line.head, *(our_cell(line, column) for column in columns)]] if line.ours else []
+        head = [""] * len(line.head) if line.ours else line.head
+        rows += [[*head, *(paper_cell(line, column) for column in columns)]] if line.paper or not line.ours else []
     names = [*layout.rows.titles, *map(layout.column_title, columns)]
     align = "l" * len(layout.rows.titles) + "r" * len(columns)
     caption = f"Table {layout.name}: {layout.title}"
@@ -263,16 +224,12 @@ def as_numbers(filled: FilledTable) -> Table:
         for column in columns:
             score = line.ours.get(column, Score(math.nan, n=0))
             values += [*score[:3], score.n or math.nan, *line.paper.get(column, (math.nan, math.nan))]
-        rows.append([line.section, *line.head, *("" if math.isnan(value) else f"{value:.6g}" for value in values)])
+        numbers = ("" if math.isnan(value) else f"{value:.6g}" for value in values)
+        rows.append([line.section.key, *line.head, *numbers])
     titles = [filled.layout.column_title(column) + suffix for column in columns for suffix in suffixes]
     return Table(["Section", *filled.layout.rows.titles, *titles], rows)
 
 
 def write(filled: FilledTable, form: str) -> str:
     """The table as text, as Markdown, as LaTeX for booktabs, or as numbers in csv."""
-    return write_table(as_numbers(filled) if form == "csv" else as_table(filled, apart=form == "text"), form)
-
-
-def to_show(filled: FilledTable, form: str) -> Table | str:
-    """What a terminal prints; a table fits its width."""
-    return as_table(filled, apart=True) if form == "text" else write(filled, form)
+    return write_table(as_numbers(filled) if form == "csv" else as_table(filled), form)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,52 +12,35 @@ from typing import Any, NamedTuple
 
 from supancl.config import to_json
 from supancl.data.opening import is_same_source
-from supancl.data.sources.benchmark_rows import BENCHMARKS
 from supancl.errors import BadInput
 from supancl.evaluation import TRAINED_IMAGES
 from supancl.evaluation.encoder import encoder_key
-from supancl.evaluation.results import Row, average, data_set_of, group_of, read_rows, registered_name, rows_of_log
-from supancl.paper.layouts import changed_fields
-from supancl.paper.toy_study import FULL
-from supancl.paper.toy_study import PAPER as TOY_NAMES
+from supancl.evaluation.results import (
+    Row,
+    average,
+    data_set_of,
+    group_of,
+    grouped,
+    read_rows,
+    registered_name,
+    rows_of_log,
+)
+from supancl.paper.layouts import changed_fields, pretrained_on
+from supancl.paper.toy_study import FULL, TABLE_1_COLUMNS, TABLE_2_COLUMNS
 from supancl.recipes import Recipe, recipe
-from supancl.runs.encoder_file import check_same_run, load_encoder, read_header
+from supancl.runs.encoder_file import load_encoder
 from supancl.runs.folder import RunFolder, folder_of_encoder
 from supancl.training.run import read_result
 
-PROBES = {"lbfgs": "convex probe", "sgd": "SGD probe"}
-CELLS = {"AP": "ap", "AP50": "ap50", "within": "within", "ratio": "ratio"}  # metric -> column; else the protocol's name
-# features of S_W and S_T, (layer, split); the paper's, as we read it, come first
-VARIANCES = (("projector", "train"), ("pooled", "held-out"), ("pooled", "test"))
-# settings that may differ from the protocol's usual ones, because `Way` has them
-FREE_SETTINGS = {"linear": {"split", "probe"}, "knn": {"split"}, "variance": {"split", "layer"}}
-TOY_MEASURES = {"l_ssl": "ssl", "l_sup": "sup", "S_W": "within", "S_W/S_T": "ratio", "k-NN": "knn"}
-
-
-class Way(NamedTuple):
-    """How a number was measured; numbers of different ways are neither averaged nor ranked together."""
-
-    probe: str = ""  # of linear accuracy: lbfgs or sgd
-    on_trained: bool = False  # its ridge was chosen on images that the run was trained on
-    layer: str = ""  # of variance
-    images: str = ""  # test, val, held-out or train
-    detector: str = ""
-    by: str = ""  # monitor: its last check
-
-    def __str__(self) -> str:
-        if self.by:
-            return "the monitor's last check"
-        ridge = f" (ridge chosen on {TRAINED_IMAGES})" * self.on_trained
-        features = f"{'projector' if self.layer == 'projector' else 'encoder'} features of " * bool(self.layer)
-        probe = f"{PROBES.get(self.probe, self.probe)}{ridge}, " * bool(self.probe)
-        images = f"{'training' if self.images == 'train' else self.images} images" * bool(self.images)
-        return self.detector or f"{probe}{features}{images}"
-
-    def order(self, probe: str) -> tuple[Any, ...]:
-        """The smallest is the closest to the paper's: its features, its probe (Table 4: first), test images."""
-        pair = (self.probe != probe, self.images != "test")
-        known = self.probe in ("", *PROBES)
-        return self.by, not known, self.layer != "projector", *(pair if probe == "sgd" else reversed(pair))
+# In words: the probe, the features, the images. Numbers of different ways are neither averaged nor ranked together.
+Way = tuple[str, ...]
+CONVEX, SGD, PROJECTOR, ON_TEST = "convex probe", "SGD probe", "projector features", "test images"
+MONITOR: Way = ("the monitor's last check",)
+COLUMNS = {"AP": "ap", "AP50": "ap50", "within": "within", "ratio": "ratio"}  # metric -> column; else the protocol's
+# settings that may differ from the protocol's usual ones, because the way of measuring has them
+FREE_SETTINGS: dict[str, set[str]] = {"linear": {"split", "probe"}, "knn": {"split"}, "variance": {"split", "layer"}}
+LOGGED = ("monitor", "training")  # protocols of rows that a run's log has
+TOY_COLUMNS = dict(zip(TABLE_1_COLUMNS, ("ssl", "sup", "within", "ratio", "knn", "linear"), strict=True))
 
 
 class Score(NamedTuple):
@@ -67,7 +50,32 @@ class Score(NamedTuple):
     sd: float = math.nan
     interval: float = math.nan
     n: int = 1
-    way: Way = Way()
+    way: Way = ()
+
+
+def mean_score(values: Sequence[float], way: Way) -> Score:
+    return Score(*average(values), way)
+
+
+def way_of(row: Row) -> Way:
+    settings = row.settings
+    split, judged = str(settings.get("split", "held-out")), str(settings.get("judged", ""))
+    images = f"{judged if judged in ('test', 'val') else split} images"
+    if row.protocol == "linear":
+        ridge = (f"ridge chosen on {TRAINED_IMAGES}",) * (settings.get("chosen_on") == TRAINED_IMAGES)
+        return (CONVEX, *ridge, images) if settings.get("probe", "lbfgs") == "lbfgs" else (SGD, images)
+    if row.protocol == "variance":
+        return PROJECTOR if settings.get("layer") == "projector" else "encoder features", f"{split} images"
+    if row.protocol == "detect":
+        return (str(settings["detector"]),)
+    is_check = row.protocol == "monitor" and row.metric != "collapsed"
+    return MONITOR if is_check else (images,) if row.protocol == "knn" else ()
+
+
+def distance_from_the_papers(way: Way, probe: str) -> tuple[bool, ...]:
+    """The smallest is the closest: projector features, test images, and of Table 4 the SGD probe before that."""
+    wanted = (PROJECTOR, SGD, ON_TEST) if probe == "sgd" else (PROJECTOR, ON_TEST, CONVEX)
+    return way == MONITOR, *(word not in way for word in wanted)
 
 
 @dataclass
@@ -77,81 +85,66 @@ class Entry:
     path: Path
     recipe: Recipe | None = None
     rows: list[Row] = field(default_factory=list)
-    conditions: str = ""  # of a toy study: its reading, and sizes that differ from the paper
+    toy: str = ""  # of a toy study: its reading, and sizes that differ from the paper
     fingerprint: str = ""  # of the data, independent of their path
-    is_finished: bool = True  # a run that was not trained to its end has no numbers
     notes: list[str] = field(default_factory=list)  # what is not in the table, and why
 
     @cached_property
     def scores(self) -> dict[str, list[Score]]:
-        """The numbers of each cell by every way of measuring."""
-        found: dict[str, dict[Way, Score]] = {}
-        detected: dict[tuple[str, Way], dict[int | None, float]] = {}
-        known = [row for row in self.rows if row.protocol == "toy" or row.metric in ("accuracy", *CELLS)]
-        for row in known if self.is_finished else ():
-            cell, why = self._cell(row), self._why_excluded(row)
-            if why:
+        """The numbers of each cell by every way of measuring; the mean over an encoder's detectors is one number."""
+        fitting = []
+        for row in self.rows:
+            if row.protocol in (*FREE_SETTINGS, "transfer", "fewshot", "detect") and (why := self._why_excluded(row)):
                 self.notes.append(f"{self.path}: {row.name} {why}")
-            elif row.protocol == "detect":  # the mean over an encoder's detectors, per setting
-                way = Way(detector=str(row.settings["detector"]))
-                detected.setdefault((cell, way), {}).setdefault(row.seed, row.value)
-            else:
-                percent = row.metric == "ratio" and row.protocol != "toy"  # the toy study has it in percent already
-                value, way = row.value * (100 if percent else 1), way_of(row)
-                found.setdefault(cell, {}).setdefault(way, Score(value, interval=row.interval, way=way))
-        for (cell, way), seeds in sorted(detected.items(), key=lambda item: -len(item[1])):
-            found.setdefault(cell, {})[way] = mean_score(list(seeds.values()), way)._replace(n=1)
-        for row in self._rows_of_log() if self.recipe is not None and self.is_finished and not self.conditions else ():
-            by = Way(by="monitor" * (row.metric in ("knn", "within", "ratio")))
-            if row.metric not in found:
-                found[row.metric] = {by: Score(row.value * (100 if row.metric == "ratio" else 1), way=by)}
-        return {cell: list(scores.values()) for cell, scores in found.items()}
+            elif row.protocol == "toy" or (row.protocol not in LOGGED and row.metric in ("accuracy", *COLUMNS)):
+                fitting.append(row)
+        known = {self._cell(row) for row in fitting}
+        fitting += [row for row in self.rows if row.protocol in LOGGED and row.metric not in known]
+        found: dict[str, list[Score]] = {}
+        by_way = grouped(fitting, lambda row: (self._cell(row), way_of(row)))
+        for (cell, way), rows in sorted(by_way.items(), key=lambda item: -len(item[1])):
+            is_fraction = rows[0].metric == "ratio" and not self.toy  # the toy study has it in percent
+            values = {row.seed: row.value * (100 if is_fraction else 1) for row in reversed(rows)}
+            score = Score(values[rows[0].seed], interval=rows[0].interval, way=way)
+            of_seeds = mean_score(list(reversed(values.values())), way)._replace(n=1)
+            found.setdefault(cell, []).append(of_seeds if len(values) > 1 else score)
+        return found
 
-    def find(self, measure: str, probe: str = "lbfgs") -> list[Score]:
+    def find(self, column: str, probe: str = "lbfgs") -> list[Score]:
         """The numbers of a column such as `transfer:pets`, the preferred way first; empty if it was not measured."""
-        kind, _, data = measure.partition(":")
-        cell = kind if kind == "linear" and data == self.pretrained_on else measure.replace(":", "-")
-        return sorted(self.scores.get(cell, ()), key=lambda score: score.way.order(probe))
-
-    def _rows_of_log(self) -> list[Row]:
-        """Losses of the last epoch; k-NN, variance and collapse by the monitor."""
-        assert self.recipe is not None
-        # without a pool the log repeats l_ssl as l_sup
-        has_sup = self.recipe.loss.supervised or self.recipe.pool.kind != "none"
-        return [row for row in rows_of_log(self.path) if has_sup or row.metric != "sup"]
+        kind, _, data = column.partition(":")
+        cell = kind if kind == "linear" and data == self.pretrained_on else column.replace(":", "-")
+        return sorted(self.scores.get(cell, ()), key=lambda score: distance_from_the_papers(score.way, probe))
 
     def _cell(self, row: Row) -> str:
-        """The cell that a row belongs to: the column, and on other data than the run's the data set."""
-        name = CELLS.get(row.metric, row.protocol)
+        """The column that a row belongs to, with the data set if that is not the run's own."""
         if row.protocol not in FREE_SETTINGS:
-            return row.metric if row.protocol == "toy" else name if row.protocol == "detect" else row.name
-        on_data, known = row.name.partition("-")[2], data_set_of(row.data) if row.data else None
-        other = (known if row.data else on_data) if on_data else ""  # another copy of the run's data set is its data
-        return name if on_data and known and known == self.pretrained_on else f"{name}-{other}" if on_data else name
+            return row.name if row.protocol in ("transfer", "fewshot") else COLUMNS.get(row.metric, row.metric)
+        name, named = COLUMNS.get(row.metric, row.protocol), row.name.partition("-")[2]
+        other = named and (data_set_of(row.data) if row.data else named)
+        return name if not named or (row.data and other == self.pretrained_on) else f"{name}-{other}"
 
     def _why_excluded(self, row: Row) -> str:
         """Why a row does not belong in a table of the paper; empty if it does."""
-        free, settings = FREE_SETTINGS.get(row.protocol, set()), row.settings
-        if row.protocol == "toy":
-            return ""
+        settings, changed = row.settings, row.changed
         if row.digest and self.encoder_checksum not in ("", row.digest):
             return "has other weights than the run now; measure it again"
         if row.protocol == "detect":
             return ""
         if settings.get("overlaps_training") or settings.get("partial"):
             return "was measured on images that the run was trained on, or on an incomplete data set"
-        features = settings.get("layer", "pooled"), settings.get("split", "held-out")
-        if row.changed.keys() - free or (row.protocol == "variance" and features not in VARIANCES):
-            return f"has other settings ({', '.join(f'{key} {value}' for key, value in row.changed.items())})"
-        if free and row.data and self.recipe is not None and "-" not in self._cell(row):
-            trained_on, name = self.recipe.data.source, data_set_of(row.data)
-            if not is_same_source(row.data, trained_on) and (name is None or name != data_set_of(trained_on)):
-                return f"was measured on {row.data}, not on the data of the run"
-        data_set = row.name.partition("-")[2]
-        named = next((name for name in sorted(BENCHMARKS, key=len)[::-1] if f"{data_set}-".startswith(f"{name}-")), "")
-        if not free and row.data and named and named not in (row.data, registered_name(row.data)):
-            return f"was measured on {row.data}, not on {named}@ROOT, the data set of the table"
-        return ""
+        is_other_layer = row.protocol == "variance" and settings.get("layer", "pooled") not in ("projector", "pooled")
+        if changed.keys() - FREE_SETTINGS.get(row.protocol, set()) or is_other_layer:
+            return f"has other settings ({', '.join(f'{key} {value}' for key, value in changed.items())})"
+        return "" if not row.data or self._has_the_columns_data(row) else f"was measured on {row.data}"
+
+    def _has_the_columns_data(self, row: Row) -> bool:
+        if row.protocol not in FREE_SETTINGS:
+            return f"{row.name}-".startswith(f"{row.protocol}-{registered_name(row.data) or row.data}-")
+        if self.recipe is None or "-" in self._cell(row):
+            return True
+        trained_on, name = self.recipe.data.source, data_set_of(row.data)
+        return is_same_source(row.data, trained_on) or (name is not None and name == data_set_of(trained_on))
 
     @cached_property
     def encoder_checksum(self) -> str:
@@ -161,30 +154,9 @@ class Entry:
         except BadInput:
             return ""
 
-    @cached_property
+    @property
     def pretrained_on(self) -> str:
-        """The benchmark that the run was trained on, else the family of its recipe (`digits`)."""
-        if self.recipe is None:
-            return ""
-        data_set = data_set_of(self.recipe.data.source) if self.recipe.data.source else None
-        return data_set if data_set in ("cifar10", "cifar100") else self.recipe.name.split(".")[0]
-
-
-def way_of(row: Row) -> Way:
-    """How a row of an evaluation was measured."""
-    settings = row.settings
-    split, judged = str(settings.get("split", "held-out")), str(settings.get("judged", ""))
-    images = judged if judged in ("test", "val") else split
-    if row.protocol == "variance":
-        return Way(layer=str(settings.get("layer", "pooled")), images=split)
-    if row.protocol == "linear":
-        used = str(settings.get("probe", "lbfgs"))
-        return Way(used, used == "lbfgs" and settings.get("chosen_on") == TRAINED_IMAGES, images=images)
-    return Way(images=images) if row.protocol == "knn" else Way()
-
-
-def mean_score(values: Sequence[float], way: Way) -> Score:
-    return Score(*average(values), way)
+        return pretrained_on(self.recipe)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -209,17 +181,17 @@ class Group:
         changed = changed_fields(first.recipe).items()
         changes = ", ".join(f"{key} = {json.dumps(value, default=str)}" for key, value in changed)
         seeds = sorted(entry.recipe.train.seed for entry in self.entries if entry.recipe is not None)
-        name = f"toy study {first.path} ({first.conditions})" if first.conditions else first.recipe.name
+        name = f"toy study {first.path} ({first.toy})" if first.toy else first.recipe.name
         return f"{name}{f' with {changes}' if changes else ''}; seeds: {', '.join(map(str, seeds))}"
 
-    def score(self, measure: str, probe: str = "lbfgs") -> Score | None:
+    def score(self, column: str, probe: str = "lbfgs") -> Score | None:
         """The mean over runs measured in one way: the most frequent, or the preferred one if equal."""
-        by_way: dict[Way, list[Score]] = {}
-        for score in (score for entry in self.entries for score in entry.find(measure, probe)):
-            by_way.setdefault(score.way, []).append(score)
+        by_way = grouped(
+            (score for entry in self.entries for score in entry.find(column, probe)), lambda score: score.way
+        )
         if not by_way:
             return None
-        way = min(by_way, key=lambda way: (-len(by_way[way]), way.order(probe)))
+        way = min(by_way, key=lambda way: (-len(by_way[way]), distance_from_the_papers(way, probe)))
         first, *others = by_way[way]
         return mean_score([score.mean for score in by_way[way]], way) if others else first
 
@@ -228,10 +200,10 @@ def group_entries(entries: Iterable[Entry]) -> list[Group]:
     """Group runs of equal settings and data; a copy of a run, or its seed trained again, counts once."""
     groups: dict[Any, Group] = {}
     for entry in entries:
-        toy = str(entry.path) if entry.conditions else ""
-        key = toy or str(entry.path) if entry.recipe is None else (group_of(entry.recipe, entry.fingerprint), toy)
+        place = str(entry.path)
+        key = place if entry.recipe is None else (group_of(entry.recipe, entry.fingerprint), place * bool(entry.toy))
         group = groups.setdefault(key, Group([]))
-        same = next((other for other in group.entries if not toy and is_copy(entry, other)), None)
+        same = next((other for other in group.entries if not entry.toy and is_copy(entry, other)), None)
         if same is None:
             group.entries.append(entry)
         else:
@@ -251,22 +223,21 @@ def is_copy(entry: Entry, other: Entry) -> bool:
 def read_entries(paths: Sequence[str]) -> list[Entry]:
     """Read every run and every set of evaluations in these folders once; a study's folder means its runs.
 
-    Detectors are added to the run whose encoder they use; detectors next to the runs are found too.
+    Detectors in these folders and in the runs are added to the run whose encoder they use.
     """
     entries: dict[Any, Entry] = {}
-    detectors: dict[Path, list[Row]] = {}
+    detectors: list[Row] = []
     for path in map(Path, paths):
         if not path.is_dir():
             raise BadInput(f"{path}: no such folder; give run folders, studies, detectors, or folders of evaluations")
         for folder in (path, *_folders_in(path)):
-            found, here = list(_entries_in(folder)), _detectors_in(folder)
-            detectors |= here
-            for entry in found:
-                recipe = entry.recipe
-                key = (entry.path.resolve(), recipe and (getattr(recipe.loss, "alpha", None), recipe.train.seed))
-                known = entries.setdefault(key, entry)
+            here = _detectors_in(folder)
+            origins = {folder_of_encoder(Path(row.encoder)) for row in here}
+            for entry in (entry for place in (folder, *sorted(origins)) for entry in _entries_in(place)):
+                known = entries.setdefault((entry.path.resolve(), entry.toy and id(entry)), entry)
                 known.rows += [row for row in entry.rows if known is not entry and row not in known.rows]
-            if folder == path and (found or here):
+            detectors += here
+            if folder == path and here:
                 break
     if paths and not entries and not detectors:
         raise BadInput(f"{paths[0]}: no run, no evaluate/*.json, no toy.json, no detector here or one folder below")
@@ -292,77 +263,52 @@ def _read_entry(path: Path) -> Entry:
     rows = read_rows(path)
     for candidate in (path, *(Path(row.encoder) for row in rows if row.encoder)):
         folder = RunFolder(folder_of_encoder(candidate))
-        if not folder.has_run:
-            continue
-        rows += [] if folder.path == path else read_rows(folder.path)
-        trained, _ = folder.read_recipe()  # raises BadInput if the file is broken
-        folder.check_recipe_file()
-        if folder.encoder.exists():
-            check_same_run(folder.encoder, read_header(folder.encoder)[0])
-        early = folder.describe_early_end(trained)
-        notes = [f"{folder.path}: not counted, {early}"] * bool(early)
-        fingerprint = str(folder.read_data()[0].get("fingerprint") or "")
-        return Entry(folder.path, trained, rows, "", fingerprint, not early, notes)
+        if folder.has_run:
+            rows += [] if folder.path == path else read_rows(folder.path)
+            trained, _ = folder.read_recipe()  # raises BadInput if the file is broken
+            folder.check_recipe_file()
+            if early := folder.describe_early_end(trained):
+                return Entry(folder.path, trained, notes=[f"{folder.path}: not counted, {early}"])
+            # without a pool the log repeats l_ssl as l_sup
+            has_sup = trained.loss.supervised or trained.pool.kind != "none"
+            rows += [row for row in rows_of_log(folder.path) if row.metric != "sup" or has_sup]
+            return Entry(folder.path, trained, rows, "", str(folder.read_data()[0].get("fingerprint") or ""))
     return Entry(path, None, rows)
 
 
 def _toy_entries(path: Path) -> Iterator[Entry]:
     content, base = read_result(path / "toy.json"), recipe("toy.supsiam")
     try:
-        said = conditions(content) if "reading" in content else "an earlier reading"
+        full = to_json(FULL)
+        changed = [f"{name} {value}" for name, value in content["size"].items() if value != full.get(name)]
+        toy = f"reading {content['reading']['name']!r}" + f", not in App. B's size: {', '.join(changed)}" * bool(
+            changed
+        )
         for numbers in content["rows"]:
             fields = {"loss.alpha": numbers["alpha"], "train.seed": numbers["seed"]}
             rows = [
-                Row(str(path), "toy", "toy", TOY_MEASURES.get(name, name), float(numbers[name]))
-                for name in TOY_NAMES[0.0]
-                if numbers.get(name) is not None
+                Row(str(path), "toy", "toy", TOY_COLUMNS.get(name, name), float(numbers[name]))
+                for name in (*TABLE_1_COLUMNS, *TABLE_2_COLUMNS)
             ]
-            yield Entry(path, base.with_set(fields, because="toy study"), rows, said)
+            yield Entry(path, base.with_set(fields, because="toy study"), rows, toy)
     except (KeyError, TypeError, ValueError, AttributeError, BadInput):
         raise BadInput(f"{path / 'toy.json'}: not a result of supancl paper toy; run that again") from None
 
 
-def conditions(result: Mapping[str, Any]) -> str:
-    """The reading, and the sizes that differ from App. B, of the content of toy.json.
-
-    >>> conditions({"reading": {"name": "near"}, "size": {"epochs": 100, "batch": 256}})
-    "reading 'near', not in App. B's size: epochs 100"
-    """
-    full, size = to_json(FULL), result.get("size", {})
-    changed = ", ".join(f"{name} {value}" for name, value in size.items() if value != full.get(name))
-    return f"reading {result['reading']['name']!r}" + (f", not in App. B's size: {changed}" if changed else "")
-
-
-def _detectors_in(path: Path) -> dict[Path, list[Row]]:
-    """The rows of the detectors in this very folder, by the detector."""
+def _detectors_in(path: Path) -> list[Row]:
+    """The rows of the detectors in this very folder."""
     if not (path / "detect.json").is_file() and not any(path.glob("seed-*/detect.json")):
-        return {}
+        return []
     from supancl.detection.train import detector_rows  # slow to import
 
-    by_path: dict[Path, list[Row]] = {}
-    for row in detector_rows(path):
-        by_path.setdefault(Path(row.name).resolve(), []).append(row)
-    return by_path
+    return detector_rows(path)
 
 
-def _add_detectors(entries: dict[Any, Entry], named: dict[Path, list[Row]]) -> None:
-    """Add each detector to the run of its encoder, known by path or, if folders have moved, by the checksum.
-
-    A named detector that matches no run gets the run of its encoder, or an entry without a recipe.
-    """
-    runs = [entry for entry in entries.values() if entry.recipe is not None and not entry.conditions]
-    nearby = dict.fromkeys(parent for run in runs for parent in (run.path, run.path.parent) if parent.is_dir())
-    found: dict[Path, list[Row]] = {}
-    for folder in (child for parent in nearby for child in _folders_in(parent)):
-        try:
-            found |= _detectors_in(folder)
-        except BadInput:
-            continue  # not finished
-    for path, rows in (found | named).items():
-        first, origin = rows[0], folder_of_encoder(Path(rows[0].encoder))
+def _add_detectors(entries: dict[Any, Entry], detectors: Sequence[Row]) -> None:
+    """Add each detector to the run of its encoder, known by path or, if folders have moved, by the checksum."""
+    runs = [entry for entry in entries.values() if entry.recipe is not None and not entry.toy]
+    for row in {(Path(row.name).resolve(), row.metric): row for row in detectors}.values():
+        origin = folder_of_encoder(Path(row.encoder))
         match = next((run for run in runs if run.path.resolve() == origin.resolve()), None)
-        match = match or next((run for run in runs if first.digest and first.digest == run.encoder_checksum), None)
-        if match is None and path in named:
-            match = entries.setdefault(origin, _read_entry(origin) if RunFolder(origin).has_run else Entry(origin))
-        if match is not None:
-            match.rows += rows
+        match = match or next((run for run in runs if row.digest and row.digest == run.encoder_checksum), None)
+        (match or entries.setdefault(origin, Entry(origin))).rows.append(row)
