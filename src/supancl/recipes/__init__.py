@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from supancl.config import AUTOMATIC, fields_marked, parse_json
 from supancl.core.losses import Align, Contrast
-from supancl.errors import BadInput
+from supancl.errors import BadInput, did_you_mean
 from supancl.files import did_you_mean_path, read_text, reason
 from supancl.recipes import auto, digits, paper
 from supancl.recipes.plugins import register as register
@@ -48,12 +47,9 @@ def recipe(name: str, compat: Compat = "paper", **settings: Any) -> Recipe:
     """
     name = f"auto.{name}" if f"auto.{name}" in RECIPES else name
     if name not in RECIPES:
-        matches = [candidate for candidate in RECIPES if name in candidate.split(".")]  # a method or a setting only
-        matches = matches or get_close_matches(name, RECIPES, n=1, cutoff=0.5)
-        hint = f"did you mean {', '.join(matches)}?" if matches else "supancl recipes lists them"
-        if Path(name).exists():
-            hint = f"to train on this file or folder: supancl pretrain --data {name}"
-        raise BadInput(f"unknown recipe {name!r}; {hint}")
+        is_data = Path(name).exists()
+        hint = f"; to train on it: supancl pretrain --data {name}" if is_data else did_you_mean(name, RECIPES)
+        raise BadInput(f"unknown recipe {name!r}{hint}")
     built: Any = RECIPES[name]() if callable(RECIPES[name]) else None
     if not isinstance(built, Recipe):  # of a plugin
         raise BadInput(f"recipe {name!r}: must be a function that returns a Recipe: RECIPES[{name!r}] = lambda: ...")

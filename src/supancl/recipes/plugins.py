@@ -7,8 +7,6 @@ registered under its `kind`; `--plugin FILE` runs the file that registers it, on
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 import os
 import re
 import shlex
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from supancl.config import from_json, hints
-from supancl.core.losses import Align, Loss, LossTraits, Terms
+from supancl.core.losses import Align, Loss, LossTraits
 from supancl.core.specs import EncoderSpec, PoolSpec
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark
 from supancl.errors import BadInput, SupanclError
@@ -55,33 +53,14 @@ def register(section: Section) -> Section:
     kind = getattr(section, "kind", None) if dataclasses.is_dataclass(section) else None
     if not isinstance(kind, str) or not section.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise BadInput(f"{name}: must be a frozen dataclass with a field kind: str = NAME, which recipe.json stores")
-    previous = REGISTERED.get((part, kind))
-    if kind in KINDS[part] or (previous is not None and defining_file(section) != defining_file(previous)):
+    if kind in KINDS[part]:
         raise BadInput(f"{name}: {part}.kind = {kind!r} is taken; choose another kind, so that runs can be read")
     if part == "loss":
         for trait, default in vars(LossTraits).items():
             if not trait.startswith("__") and not hasattr(section, trait):
                 setattr(section, trait, default)
-        call = section.__call__  # may be inherited
-        if inspect.isfunction(call) and call.__module__ != Align.__module__:
-            setattr(section, "__call__", with_checked_terms(call))  # noqa: B010 - mypy refuses to assign __call__
     REGISTERED[part, kind] = section
     return section
-
-
-def with_checked_terms(call: Any) -> Any:
-    """Wrap a loss so that a wrong result is reported here and not as an error later in the step."""
-
-    @functools.wraps(call)
-    def checked_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        terms = call(self, *args, **kwargs)
-        if not isinstance(terms, Terms) or any(getattr(term, "ndim", 1) for term in terms):
-            raise BadInput(
-                f"{type(self).__name__}: must return Terms(total, ssl, sup), each a scalar tensor (docs/extending.md)"
-            )
-        return terms
-
-    return checked_call
 
 
 def register_encoder(name: str, build: Callable[[EncoderSpec], nn.Module]) -> None:
@@ -148,8 +127,7 @@ def build_plugin_sections(stored: dict[str, Any], plugins: Sequence[str] = ()) -
         if not isinstance(kind, str) or kind in builtin_kinds:
             continue
         if (name, kind) not in REGISTERED:
-            valid = ", ".join((*builtin_kinds, *(kind for section, kind in REGISTERED if section == name)))
-            raise BadInput(f"{name}.kind = {kind!r} is none of {valid}; {plugin_hint(plugins)}")
+            raise BadInput(f"{name}.kind = {kind!r} is none of {', '.join(builtin_kinds)}; {plugin_hint(plugins)}")
         sections[name] = from_json(REGISTERED[name, kind], values, name)
     return sections
 

@@ -36,8 +36,6 @@ from supancl.errors import BadInput
 from supancl.recipes.plugins import PLACEHOLDERS, build_plugin_sections, check_registered
 
 OUR_CHOICE = "our choice"
-# other libraries' names -> fields
-SYNONYMS = {"learning_rate": "optimizer.lr", "wd": "optimizer.weight_decay", "backbone": "encoder.name"}
 
 
 @dataclass(frozen=True)
@@ -175,13 +173,9 @@ class Recipe:
     def _suggest_field(self, dotted: str) -> str:
         """The end of a message about an unknown field: those of similar names, or where all are listed."""
         names, last = list(self.fields()), dotted.rpartition(".")[2]
-        endings = {name.rpartition(".")[2] for name in names}
-        close = [last] if last in endings else get_close_matches(last, endings, n=1, cutoff=0.7)
-        matches = [SYNONYMS[last]] if last in SYNONYMS else get_close_matches(dotted, names, n=1, cutoff=0.8)
-        matches = matches or [name for name in names if name.rpartition(".")[2] in close]
-        if matches:
-            return f"; did you mean {' or '.join(map(repr, matches))}?"
-        return f"; known: {', '.join(SECTIONS)} (supancl recipes {self.name} lists all)"
+        endings = get_close_matches(last, {name.rpartition(".")[2] for name in names}, n=1, cutoff=0.7)
+        matches = [name for name in names if name.rpartition(".")[2] in endings]
+        return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else f"; known: {', '.join(SECTIONS)}"
 
     def _source(self, dotted: str) -> str:
         while dotted and dotted not in self.sources:
