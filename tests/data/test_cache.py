@@ -21,7 +21,7 @@ from supancl.data.store.cache import Cache
 from supancl.data.store.memory import PackedImages
 from supancl.errors import BadInput
 from supancl.reporter import ProgressFunction, report_to
-from tests.files import mentions, picture
+from tests.files import mentions, picture, supancl
 
 
 def photos(folder: Path, count: int = 12, uniform: bool = False, first: int = 0) -> list[Path]:
@@ -241,3 +241,26 @@ def test_the_longest_unused_caches_go_until_the_rest_fits(tmp_path, cache_root, 
     monkeypatch.setenv("SUPANCL_CACHE_GB", "much")
     with pytest.raises(BadInput, match=mentions("SUPANCL_CACHE_GB", "much")):
         made["old"].build(photos(tmp_path / "old", 4, uniform=True))
+
+
+def test_all_commands_share_the_decoded_photographs(tmp_path, cache_root, decodes, capsys, monkeypatch):
+    """The side of a run's images is more than its views need: the same pixels, of the same cache, are evaluated."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("cat", "dog"):
+        for i in range(12):
+            picture(tmp_path / "photos" / name / f"{i}.png", seed=i, size=(40, 30), mode="L")
+    shared = ("--set", "data.cache=always", "--set", "data.short_side=24", "--set", "encoder.width=8")
+    words = ("--epochs", "1", "--batch-size", "8", "--device", "cpu", *shared, "--out", "run")
+    assert supancl(capsys, "pretrain", "digits.supsiam", "--data", "photos", *words).code == 0
+    assert len(decodes) == 24
+    for command in (
+        ("evaluate", "knn", "run"),
+        ("predict", "run", "--data", "photos", "--all", "--out", "predicted.csv"),
+        ("map", "run", "--data", "photos", "--out", "map.html"),
+        ("audit", "run", "--out", "audit"),
+        ("embed", "run", "--data", "photos", "--out", "features.npz"),
+    ):
+        said = supancl(capsys, *command)
+        assert said.code == 0, said.err
+    assert len(caches(cache_root)) == 1
+    assert len(decodes) == 24

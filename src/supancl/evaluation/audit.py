@@ -22,7 +22,7 @@ from supancl.data.splits import Data, Source, Split
 from supancl.data.store.memory import Batch
 from supancl.data.views.render import View
 from supancl.errors import BadInput
-from supancl.evaluation.data import mask_held_out, prepare_run_data, read_source, spec_for
+from supancl.evaluation.data import is_read_as_trained, mask_held_out, prepare_run_data, read_source, spec_for
 from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, shares_images
 from supancl.probes.classifiers import UNLIKE_QUANTILE
 from supancl.probes.features import Features
@@ -130,7 +130,7 @@ def audit_labels(
         raise BadInput(f"{evaluated.location} is an encoder of vectors, and an audit shows images; name another one")
     spec, device, recipe = spec_for(evaluated, data), evaluated.options.device, evaluated.recipe
     with local_caches(spec.all_sources if data is None else ()):
-        source = read_source(evaluated, spec, view)
+        source = read_source(evaluated, spec, view, as_trained=is_read_as_trained(evaluated, data, view))
     images = list_images(evaluated, source, spec.location, data)
     is_judged, splits = judged_rows(images.labels), list(images.splits.values())
     if len(torch.unique(images.labels[is_judged])) < 2:

@@ -108,6 +108,11 @@ def read_source(
     return data
 
 
+def is_read_as_trained(evaluated: EvaluatedEncoder, source: str | None, view: View) -> bool:
+    """Whether the images are the run's own, in a view for which the pixels of its training do, from the same cache."""
+    return view == "margin" and is_run_source(evaluated, source)
+
+
 def without_hierarchy(spec: DataSpec) -> DataSpec:
     """The settings for a source that has its levels already, or has none."""
     return replace(spec, hierarchy="none", level_weights=())
@@ -138,7 +143,7 @@ def data_of_all_levels(
 ) -> Data:
     """`data_for` with the labels of all levels."""
     spec = spec_for(evaluated, source)
-    as_trained = view == "margin" and is_run_source(evaluated, source)
+    as_trained = is_read_as_trained(evaluated, source, view)
     with local_caches(spec.all_sources if source is None else ()):  # what a run names is not looked up
         source_data = read_source(evaluated, spec, view, as_trained=as_trained, several_labels=several_labels)
     if way_out is not None:

@@ -16,7 +16,7 @@ from supancl.core.labels import Labels
 from supancl.data.labels import label_texts, with_leaf_labels
 from supancl.data.splits import Source, Split
 from supancl.errors import BadInput, did_you_mean
-from supancl.evaluation.data import held_out_mask, read_source, spec_for
+from supancl.evaluation.data import held_out_mask, is_read_as_trained, read_source, spec_for
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.files import absolute_path
 from supancl.probes import Features
@@ -93,7 +93,8 @@ def build_maps(
     features: list[Tensor] = []
     held_out: Tensor | None = None  # by every run that was trained on these images
     for evaluated in encoders:
-        source = read_source(evaluated, spec_for(evaluated, request.data), "margin", several_labels=True)
+        as_trained = is_read_as_trained(evaluated, request.data, "margin")
+        source = read_source(evaluated, spec_for(evaluated, request.data), "margin", None, as_trained, True)
         if evaluated.encoder.spec.name == "linear":
             raise BadInput(f"{request.data} holds vectors, and a map shows images; choose other data")
         chosen, by_run = choose_images(evaluated, source, request)

@@ -132,10 +132,11 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Output, view: V
 
     For the run's own data the file also says which train images pretraining held out.
     """
-    from supancl.evaluation.data import held_out_mask, read_source, spec_for
+    from supancl.evaluation.data import held_out_mask, is_read_as_trained, read_source, spec_for
     from supancl.probes.features import Features
 
-    data = read_source(evaluated, spec_for(evaluated, source), view, several_labels=True)
+    as_trained = is_read_as_trained(evaluated, source, view)
+    data = read_source(evaluated, spec_for(evaluated, source), view, None, as_trained, several_labels=True)
     mask = held_out_mask(evaluated, source, data)
     features = {name: evaluated.features(split, view).values for name, split in data.splits.items()}
     images, folder = with_given_labels(data), os.path.join(out.path.parent.resolve(), "")

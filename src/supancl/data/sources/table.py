@@ -8,7 +8,6 @@ import io
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".parquet")
 BLOCK_BYTES = 2**24  # a line of more is refused
-AT_A_TIME = 65_536  # paths
 CHANGED_FROM = "changed_from"
 
 
@@ -59,27 +57,27 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
         if compute.any(compute.match_substring(table[name], "\n")).as_py():
             raise BadInput(f"{path}: a value spans several lines; close its double quote, and double those inside it")
     paths = table[layout.path].combine_chunks()
-    if not table.num_rows or compute.any(compute.equal(paths, "")).as_py():
+    table = table.select([*layout.labels, *filter(None, [layout.split])])  # there may be millions of paths
+    if not len(paths) or compute.any(compute.equal(paths, "")).as_py():
         raise BadInput(f"{path}: no image, or a line without a path; write a line path,label[,split] for each")
     folder, remarks = os.path.dirname(path), list[str]()
     items = LazyItems(len(paths), lambda row: os.path.join(folder, str(paths[row])))
-    splits = np.zeros(table.num_rows, np.uint8)
+    splits = np.zeros(len(paths), np.uint8)
     if layout.split is not None:
         texts, codes = _different(table[layout.split])
         splits = np.array([_split_number(name, path) for name in texts.to_pylist()], np.uint8)[codes]
         if not (splits == SPLITS.index("train")).any():
             raise BadInput(f"{path}: no row has split 'train'; give it to some rows, or remove the column")
-        chunks = (paths.slice(start, AT_A_TIME).to_pylist() for start in range(0, len(paths), AT_A_TIME))
-        hashes = np.fromiter(map(hash, chain.from_iterable(chunks)), np.int64, len(paths))
-        is_train = splits == SPLITS.index("train")
-        if divided := len(np.intersect1d(hashes[is_train], hashes[~is_train])):
+        is_held_out = splits != SPLITS.index("train")
+        is_divided = compute.is_in(paths, value_set=paths.filter(pa.array(is_held_out)))
+        if divided := int((np.array(is_divided) & ~is_held_out).sum()):
             remarks.append(f"{path}: files to train on that are held out too: {divided}")
     if layout.classes:
         weights, order = _weights(table, layout, path, names), np.argsort(layout.classes)
         classes = tuple(layout.classes[column] for column in order)
         labels = labels_from_pairs(pairs_from_matrix(weights[:, order], str(path), 2))
         return Source(items, splits, labels, classes, str(path), remarks=tuple(remarks), keeps_classes=True)
-    texts, codes = [""], np.zeros(table.num_rows, np.int32)
+    texts, codes = [""], np.zeros(len(paths), np.int32)
     if layout.labels:
         column, codes = _different(table[layout.labels[0]])
         texts = [unescape_formula(text.strip()) for text in column.to_pylist()]
@@ -146,7 +144,7 @@ def _read_parquet(file: io.BufferedReader, path: Path, names: Mapping[str, str])
 
 def _different(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray]:
     """The different values of a column, and which of them is in each row."""
-    encoded = column.combine_chunks().dictionary_encode()
+    encoded = column.dictionary_encode().combine_chunks()
     return encoded.dictionary, np.array(encoded.indices)
 
 
