@@ -7,7 +7,8 @@ import torch
 
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages
-from supancl.reports.map import NEIGHBOURS, EncoderMap, MappedImages, nearest_images
+from supancl.evaluation.audit import ListedImages
+from supancl.reports.map import NEIGHBOURS, EncoderMap, nearest_images
 
 NASTY = '<img src=x onerror="document.title=1"></script><script>document.title = "broken"</script>'
 
@@ -20,14 +21,16 @@ def smooth_images(count: int, side: int = 32, seed: int = 0) -> np.ndarray:
     return np.clip(coarse.astype(np.int16) + noise, 0, 255).astype(np.uint8)
 
 
-def made_images(count: int, classes: tuple[str, ...], pixels: np.ndarray | None = None) -> MappedImages:
+def made_images(
+    count: int, classes: tuple[str, ...], pixels: np.ndarray | None = None, source: str = "photos"
+) -> ListedImages:
     """Images whose classes take turns; the last tenth are of the test split, and every 50th is unlabelled."""
     pixels = smooth_images(count) if pixels is None else pixels
     labels = np.where(np.arange(count) % 50 == 49, -1, np.arange(count) % len(classes))
     names = [f"photos/{classes[label % len(classes)][:8]}/{i:06d}.png" for i, label in enumerate(labels)]
     split = full_split(ArrayImages(torch.from_numpy(pixels)), torch.from_numpy(labels), names)
     from_split = ["test" if i >= 0.9 * count else "train" for i in range(count)]
-    return MappedImages([split], names, labels, classes, from_split)
+    return ListedImages(source, {"all": split}, names, torch.from_numpy(labels), classes, from_split, has_files=False)
 
 
 def made_map(title: str, count: int, seed: int, exact: bool = True) -> tuple[EncoderMap, np.ndarray]:

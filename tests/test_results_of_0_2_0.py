@@ -25,7 +25,7 @@ def test_an_encoder_of_0_2_0_gives_the_results_beside_it(tmp_path, capsys):
     assert run.metrics[-1]["knn"] == pytest.approx(45.78, abs=0.01)
     assert set(run.results) == {"fewshot-digits-5w5s-ep20", *MEASURES}
     record = read_record(run.folder)
-    assert (record.problems, record.end_step) == ([], 14)
+    assert (record.problems, record.end and record.end.step) == ([], 14)
     for command in (["knn"], ["linear"], ["variance"], ["transfer", "--data", "digits"]):
         said = supancl(capsys, "evaluate", command[0], run.folder, *command[1:], "--quiet")
         assert said.code == 0, said.err

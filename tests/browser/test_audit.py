@@ -9,7 +9,7 @@ import pytest
 import torch
 from selenium.webdriver import Keys
 
-from supancl.evaluation.audit import Audit, AuditedImages, DuplicatePair, Outlier, Suspect
+from supancl.evaluation.audit import Audit, DuplicatePair, Outlier, Suspect
 from supancl.files import absolute_path
 from supancl.probes.label_scores import WrongShare
 from supancl.reports.map import audit_page
@@ -29,11 +29,8 @@ def made_audit(count: int, suspects: int) -> tuple[Audit, np.ndarray]:
     features = random.normal(size=(count, 8))
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     similarity = unit @ unit.T - 9 * np.eye(count)
-    labels = torch.from_numpy(mapped.labels)
-    images = AuditedImages(
-        "photos", {"train": mapped.splits[0]}, mapped.names, labels, CLASSES, mapped.split_names, has_files=True
-    )
-    rows = random.choice(np.flatnonzero(mapped.labels >= 0), suspects, replace=False)
+    images = mapped._replace(has_files=True)
+    rows = random.choice(np.flatnonzero(mapped.labels.numpy() >= 0), suspects, replace=False)
     scores = np.sort(random.uniform(0, 0.5, suspects))
     listed = [
         Suspect(int(row), int((mapped.labels[row] + 1) % 3), float(score), 0.9, 0.1, -0.1, 0.1)

@@ -24,7 +24,7 @@ def made(tmp_path_factory):
     images = made_images(COUNT, CLASSES)
     maps, features = zip(*(made_map(title, COUNT, seed) for seed, title in enumerate(TITLES)), strict=True)
     path = tmp_path_factory.mktemp("map") / "map.html"
-    path.write_text(map_page("photos", images, maps), encoding="utf-8")
+    path.write_text(map_page(images, maps), encoding="utf-8")
     return path, images, maps, features
 
 
@@ -178,7 +178,7 @@ def test_fifty_thousand_images_of_three_encoders(tmp_path, browser: Browser):
     images = made_images(count, tuple(f"class {i}" for i in range(100)))
     maps = [made_map(f"alpha = {alpha}", count, seed, exact=False)[0] for seed, alpha in enumerate((0, 0.5, 1))]
     path = tmp_path / "map.html"
-    path.write_text(map_page("photos", images, maps), encoding="utf-8")
+    path.write_text(map_page(images, maps), encoding="utf-8")
     assert path.stat().st_size < 25e6
     browser.open(path)
     browser.find("#search").send_keys("class 42")

@@ -61,7 +61,7 @@ def pages(tmp_path, monkeypatch) -> dict[str, str]:
     tones = [Banner(tone, f"{tone}.", "Why.") for tone in ("good", "unclear", "bad")]
     return {
         "report": report_page({"run": record}, {"run": open_samples(record)}),
-        "map": map_page("photos", made_images(60, ("cat", "dog")), [made_map("run", 60, 0)[0]]),
+        "map": map_page(made_images(60, ("cat", "dog")), [made_map("run", 60, 0)[0]]),
         "audit": audit_page(made_audit(100, 20)[0]),
         "comparison": comparison_page(table, "good", ["a is better"], ["run"], tmp_path),
         "verdicts": html_page("Verdicts", [], banners=tones),

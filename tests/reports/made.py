@@ -22,7 +22,7 @@ def log_lines(
         step = (epoch + 1) * STEPS
         train = {"loss": loss, "ssl": loss, "sup": loss, "lr": 0.1 / step, "momentum": None, "std": std}
         check = {"std": std, "effective_rank": rank, "s_w/s_t": 0.5, "knn": knn, "linear": knn + 1,
-                 "knn_interval": [knn - 2, knn + 2], "pool_coverage": 1.0}  # fmt: skip
+                 "knn_interval": [knn - 2, knn + 2], "knn_queries": 300, "pool_coverage": 1.0}  # fmt: skip
         position = {"step": step, "epoch": epoch}
         lines.append(json.dumps({"kind": "train", **position, **train, "images_per_second": 100.0}))
         lines.append(json.dumps({"kind": "monitor", **position, **check}))

@@ -54,15 +54,15 @@ def test_a_page_has_at_most_so_many_bytes_per_image(monkeypatch):
     monkeypatch.setattr("supancl.reports.page.SIDES", {})
     images = made_images(count, ("a", "b"), noise(count, 3, 32, 32))
     maps = [made_map(str(seed), count, seed, exact=False)[0] for seed in range(3)]
-    empty = len(map_page("x", made_images(2, ("a", "b")), []))  # scripts and style
-    assert len(map_page("x", images, maps)) - empty < 1.02 * BYTES_PER_IMAGE * count
+    empty = len(map_page(made_images(2, ("a", "b")), []))  # scripts and style
+    assert len(map_page(images, maps)) - empty < 1.02 * BYTES_PER_IMAGE * count
 
 
 def test_equal_input_gives_an_equal_page_and_names_are_text():
-    images = made_images(20, (NASTY, "b"))
+    images = made_images(20, (NASTY, "b"), source=NASTY)
     maps = [made_map(NASTY, 20, 0)[0]]
-    page = map_page(NASTY, images, maps)
-    assert page == map_page(NASTY, images, maps)
+    page = map_page(images, maps)
+    assert page == map_page(images, maps)
     assert "<img" not in page
     data = json.loads(re.search(r'id="data-map">(.*?)</script>', page)[1])
     assert data["classes"][0] == NASTY

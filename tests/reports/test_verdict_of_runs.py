@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from supancl import recipe
-from supancl.reports.verdict import diagnose, find_verdict, read_record
+from supancl.reports.verdict import find_collapse, find_verdict, read_record
 from supancl.training.start import pretrain
 from tests.training.test_monitor import COLLAPSING
 
@@ -18,7 +18,8 @@ def states(path: Path, settings: dict[str, object]) -> list[str]:
     pretrain(recipe("digits.simsiam").with_set({**settings, "train.monitor_every": 1}), out=path)
     record = read_record(path)
     logs = ([row for row in record.rows if row["step"] <= check["step"]] for check in record.checks)
-    return [diagnose(replace(record, rows=log, end_step=None, collapsed=False)).state for log in logs]
+    found = (find_collapse(replace(record, rows=log, end=None)) for log in logs)
+    return ["" if collapse is None else collapse[0] for collapse in found]
 
 
 def test_a_run_that_collapses(tmp_path: Path) -> None:

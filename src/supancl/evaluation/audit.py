@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.labels import with_leaf_labels
+from supancl.core.labels import Labels
+from supancl.data.labels import label_texts, with_leaf_labels
 from supancl.data.sources.libraries import local_caches
 from supancl.data.splits import Data, Source, Split
 from supancl.data.store.memory import Batch
@@ -55,8 +56,12 @@ class DuplicatePair(NamedTuple):
     difference: float
 
 
-class AuditedImages(NamedTuple):
-    """Every image of a source: pixels in `splits`, one after the other; names, labels (-1: none), split of each."""
+class ListedImages(NamedTuple):
+    """Every image of a source: pixels in `splits`, one after the other; names, labels (-1: none), split of each.
+
+    With several labels per image, `cells` has them all as in a .csv, and `labels` the one with the largest weight, of
+    equals the rarest.
+    """
 
     source: str
     splits: dict[str, Split]
@@ -66,6 +71,20 @@ class AuditedImages(NamedTuple):
     split_names: list[str]  # one per image: train, held-out, val or test
     has_files: bool  # whether names are paths
     with_label_noise: bool = False  # labels are those that the run was trained on, some of them made wrong
+    cells: Sequence[str] | None = None
+
+    def take(self, rows: Tensor) -> ListedImages:
+        """The images at these rows, which ascend."""
+        splits, start = dict[str, Split](), 0
+        for name, split in self.splits.items():
+            inside = rows[(rows >= start) & (rows < start + len(split))] - start
+            if len(inside):
+                splits[name] = split.take(inside.to(split.index.device))
+            start += len(split)
+        taken = rows.tolist()
+        names, split_names = ([each[row] for row in taken] for each in (self.names, self.split_names))
+        cells = None if self.cells is None else [self.cells[row] for row in taken]
+        return self._replace(splits=splits, names=names, labels=self.labels[rows], split_names=split_names, cells=cells)
 
     def class_name(self, row: int) -> str:
         """The given label of an image; empty if it has none."""
@@ -109,7 +128,7 @@ class Outlier(NamedTuple):
 class Audit:
     """What an audit found; rows count through all images."""
 
-    images: AuditedImages
+    images: ListedImages
     suspects: list[Suspect]  # the most suspicious first
     duplicates: list[DuplicatePair]
     outliers: list[Outlier]  # the strangest first
@@ -181,7 +200,7 @@ def nearest_others(values: Tensor, k: int) -> Neighbours:
     return neighbours(Features(values, torch.zeros(len(values))), values, k, leave_one_out=True)
 
 
-def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requested: str | None) -> AuditedImages:
+def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requested: str | None) -> ListedImages:
     """The images of all splits; `held-out` are those of the run's train split that it was not trained on.
 
     Labels that the run's `data.label_noise` made wrong are listed so, not as in the source. Of a hierarchy the labels
@@ -191,16 +210,19 @@ def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requeste
     splits = {split_name: split for split_name, split in by_leaf.splits.items() if len(split)}
     split_names = [split_name for split_name, split in splits.items() for _ in range(len(split))]
     names = [path for split in splits.values() for path in split.names_at(torch.arange(len(split)))]
-    labels = {split_name: split.labels.cpu() for split_name, split in splits.items()}
+    every = Labels.of(torch.cat([split.all_labels.tensor.cpu() for split in splits.values()]))
+    labels = every.heaviest(every.counts())
+    cells = None if every.has_one_each else label_texts(every, torch.arange(len(names)), by_leaf.classes)
     run_data = prepare_run_data(evaluated, requested, source) if "train" in splits else None
     if run_data is not None:
         is_held_out = iter(mask_held_out(source, run_data).tolist())
         split_names = [HELD_OUT if each == "train" and next(is_held_out) else each for each in split_names]
     with_noise = has_label_noise(evaluated, requested) and run_data is not None
     if with_noise and run_data is not None:
-        labels["train"] = _labels_in_training(splits["train"], source.classes, run_data)
-    all_labels = torch.cat(list(labels.values()))
-    return AuditedImages(name, splits, names, all_labels, by_leaf.classes, split_names, source.has_files, with_noise)
+        is_train = torch.tensor([each in ("train", HELD_OUT) for each in split_names])
+        labels[is_train] = _labels_in_training(splits["train"], source.classes, run_data)
+    has_files = source.has_files
+    return ListedImages(name, splits, names, labels, by_leaf.classes, split_names, has_files, with_noise, cells)
 
 
 def has_label_noise(evaluated: EvaluatedEncoder, source: str | None) -> bool:

@@ -22,9 +22,8 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.shorthands import FIELDS, RecipeSettings, parse_set
 from supancl.reporter import say, show, track
 from supancl.reports.tables import Table, plain_table
-from supancl.reports.verdict import headline, is_number, own_evaluations, read_record
+from supancl.reports.verdict import headline, is_number, own_results, read_record
 from supancl.runs.folder import RunFolder, find_runs, folder_bytes, last_written, next_folder
-from supancl.runs.log import has_collapsed
 from supancl.stats import duration
 
 if TYPE_CHECKING:
@@ -70,25 +69,22 @@ def find_listed_runs(folder: Path) -> list[dict[str, Any]]:
 def describe_run(path: Path) -> dict[str, Any]:
     """How a run stands; what is not known is None or empty. Never raises because of what is in the folder."""
     record, folder = read_record(path), RunFolder(path)
-    own, check = own_evaluations(record), record.checks[-1] if record.checks else {}
-    values = {"knn": check.get("knn", check.get("knn_map"))}
-    values |= {name: result.get("map", result.get("accuracy")) for name, result in own.items()}
-    images = [result.get("tested_images") for result in own.values()] + [check.get("knn_queries")]
-    last = record.rows[-1] if record.rows else {"epoch": 0}
-    is_last = last.get("kind") == "monitor" or (record.end_step is not None and bool(record.rows))
+    results = own_results(record)
+    values = {name: result.get("map", result.get("accuracy")) for name, result in results.items()}
+    images = (result.get("tested_images") for result in results.values())
     run: dict[str, Any] = {
         "path": path,
         "state": "damaged",  # running, finished, collapsed, stopped at N, damaged
         "verdict": "",  # on a finished one
         "recipe": record.settings.get("name"),
         "data": record.settings.get("data.source"),
-        "epochs_done": last["epoch"] + is_last,
+        "epochs_done": record.epochs_done,
         "epochs": record.settings.get("train.epochs"),
         "nbytes": folder_bytes(path),
         "last_written": last_written(folder.metrics_file, folder.recipe_file),  # in seconds since 1970
         **{name: values[name] if is_number(values.get(name)) else None for name in ("knn", "linear")},
         "tested_images": next((count for count in images if isinstance(count, int)), None),
-        "has_several_labels": "knn_map" in check or any("map" in result for result in own.values()),
+        "has_several_labels": any("map" in result for result in results.values()),
         "problem": "",
     }
     if not all(isinstance(run[name], kind) for name, kind in (("recipe", str), ("data", str), ("epochs", int))):
@@ -96,15 +92,15 @@ def describe_run(path: Path) -> dict[str, Any]:
         problem = "" if is_detector else next(iter(record.problems), "recipe.json: no name, data or epochs")
         state = "detector" if is_detector else "damaged"
         return run | {"recipe": "", "data": "", "epochs": None, "state": state, "problem": problem}
-    newest = folder.checkpoint_files()[-1:]
-    if record.is_running:
-        run["state"] = "running"
-    elif has_collapsed(folder):
+    if record.collapsed:
         run["state"] = "collapsed"
-    elif record.end_step is None:
+    elif record.state == "stopped":
+        newest = folder.checkpoint_files()[-1:]
         run["state"] = f"stopped at {int(newest[0].stem.removeprefix('step-')) if newest else 0}"
     else:
-        run |= {"state": "finished", "verdict": headline(record).lower()}
+        run["state"] = record.state
+    if run["state"] == "finished":
+        run["verdict"] = headline(record).lower()
     return run
 
 

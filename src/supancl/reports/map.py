@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import colorsys
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.core.labels import Labels
-from supancl.data.labels import label_texts, with_leaf_labels
-from supancl.data.splits import Source, Split
+from supancl.data.labels import with_leaf_labels
+from supancl.data.splits import Source
 from supancl.errors import BadInput, did_you_mean
-from supancl.evaluation.data import held_out_mask, is_read_as_trained, read_source, spec_for
+from supancl.evaluation.audit import Audit, DuplicatePair, ListedImages, describe, list_images
+from supancl.evaluation.data import is_read_as_trained, read_source, spec_for
 from supancl.evaluation.encoder import EvaluatedEncoder
 from supancl.files import absolute_path
 from supancl.probes import Features
 from supancl.probes.knn import Neighbours, count_votes, default_k, neighbours
 from supancl.reports.page import Banner, draw_sprites, html_page, pack_array, short_source
-from supancl.reports.pictures import COLOURS, Panel, check_tsne, tsne_map
-
-if TYPE_CHECKING:
-    from supancl.evaluation.audit import Audit, DuplicatePair, Outlier, Suspect
+from supancl.reports.pictures import COLOURS, check_tsne, tsne_map
 
 NEIGHBOURS = 12  # shown for an image
 MAX_IMAGES = 100_000
-HELD_OUT = "held-out"
 TEMPERATURE = 0.1  # of the votes that predict a label, as in `evaluate knn`
 SCRIPTS = ("elements.js", "sprites.js", "scatter.js", "map.js")
 
@@ -71,52 +67,27 @@ class EncoderMap(NamedTuple):
     share: np.ndarray[Any, Any]
 
 
-class MappedImages(NamedTuple):
-    """The images of a map: their pixels in `splits`, one after the other, names, labels, and where each is from.
-
-    With several labels per image, `cells` has them all as in a .csv, and `labels` the one that colours a point.
-    """
-
-    splits: list[Split]
-    names: list[str]
-    labels: np.ndarray[Any, Any]
-    classes: tuple[str, ...]
-    split_names: list[str]  # one per image: train, held-out, val or test
-    cells: Sequence[str] | None = None
-
-
 def build_maps(
     encoders: Sequence[EvaluatedEncoder], titles: Sequence[str], request: MapRequest
-) -> tuple[MappedImages, list[EncoderMap]]:
-    """The images and a map for each encoder. Each encoder reads the images at its own size; names must agree."""
-    images: MappedImages | None = None
-    features: list[Tensor] = []
-    held_out: Tensor | None = None  # by every run that was trained on these images
+) -> tuple[ListedImages, list[EncoderMap]]:
+    """The images, with what the first run held out, and a map for each encoder, which reads them at its own size."""
+    listed, features = list[ListedImages](), list[Features]()
     for evaluated in encoders:
-        as_trained = is_read_as_trained(evaluated, request.data, "margin")
-        source = read_source(evaluated, spec_for(evaluated, request.data), "margin", None, as_trained, True)
         if evaluated.encoder.spec.name == "linear":
             raise BadInput(f"{request.data} holds vectors, and a map shows images; choose other data")
-        chosen, by_run = choose_images(evaluated, source, request)
-        if images is None:
-            images = chosen
-            check_tsne(len(images.names))
-        if images.names != chosen.names or not np.array_equal(images.labels, chosen.labels):
-            raise BadInput(f"{request.data}: its images changed while they were read; run the command again")
-        if by_run is not None:
-            held_out = by_run if held_out is None else held_out & by_run
-        features.append(torch.cat([evaluated.features(split).values for split in chosen.splits]))
-    assert images is not None
-    if held_out is not None:
-        pairs = zip(images.split_names, held_out.tolist(), strict=True)
-        images = images._replace(split_names=[HELD_OUT if is_out else name for name, is_out in pairs])
+        as_trained = is_read_as_trained(evaluated, request.data, "margin")
+        source = read_source(evaluated, spec_for(evaluated, request.data), "margin", None, as_trained, True)
+        listed.append(choose_images(evaluated, source, request))
+        check_tsne(len(listed[-1].names))
+        values = torch.cat([evaluated.features(split).values for split in listed[-1].splits.values()])
+        features.append(Features(values, listed[0].labels))
     maps = []
-    for evaluated, title, values in zip(encoders, titles, features, strict=True):
-        labelled = Features(values, torch.from_numpy(images.labels))
-        matches = nearest_images(values, NEIGHBOURS, evaluated.options.device).rows.cpu().numpy()
+    for evaluated, title, labelled in zip(encoders, titles, features, strict=True):
+        matches = nearest_images(labelled.values, NEIGHBOURS, evaluated.options.device).rows.cpu().numpy()
         points = tsne_map(labelled, request.seed).astype(np.float32)
-        maps.append(EncoderMap(title, points, matches, *predict_by_neighbours(labelled, len(images.classes))))
-    return images, maps
+        predicted = predict_by_neighbours(labelled, len(listed[0].classes))
+        maps.append(EncoderMap(title, points, matches, *predicted))
+    return listed[0], maps
 
 
 def nearest_images(values: Tensor, k: int, device: torch.device | str | None = None) -> Neighbours:
@@ -138,58 +109,25 @@ def predict_by_neighbours(features: Features, classes: int) -> tuple[np.ndarray[
     return predicted.cpu().numpy().astype(np.int32), share.cpu().numpy().astype(np.float32)
 
 
-def choose_images(
-    evaluated: EvaluatedEncoder, source: Source, request: MapRequest
-) -> tuple[MappedImages, Tensor | None]:
-    """The images of the requested classes in all splits; beyond the limit, a random choice by the seed.
-
-    Also a mask of those that the run held out of its train split; None if they are not the run's images. Of a hierarchy
-    the labels are the leaves.
-    """
-    by_leaf = with_leaf_labels(source)
-    splits = by_leaf.splits
-    all_labels = Labels.of(torch.cat([split.all_labels.tensor for split in splits.values()]))
-    # of several labels the one with the largest weight colours an image, of equals the rarest
-    labels = all_labels.heaviest(all_labels.counts())
-    rows = torch.arange(len(labels))
+def choose_images(evaluated: EvaluatedEncoder, source: Source, request: MapRequest) -> ListedImages:
+    """The images of the requested classes in all splits; beyond the limit, a random choice by the seed."""
+    images = list_images(evaluated, source, request.data, request.data)
+    rows = torch.arange(len(images.names))
     if request.classes:
         for name in request.classes:
-            if name not in by_leaf.classes:
-                raise BadInput(f"{request.data}: no class {name!r}{did_you_mean(name, by_leaf.classes)}")
-        numbers = torch.tensor([by_leaf.classes.index(name) for name in request.classes])
-        rows = rows[torch.isin(all_labels.classes, numbers).any(1)]
+            if name not in images.classes:
+                raise BadInput(f"{request.data}: no class {name!r}{did_you_mean(name, images.classes)}")
+        numbers = torch.tensor([images.classes.index(name) for name in request.classes])
+        splits = with_leaf_labels(source).splits.values()
+        every = torch.cat([split.all_labels.classes.cpu() for split in splits if len(split)])
+        rows = rows[torch.isin(every, numbers).any(1)]
     if len(rows) > request.limit:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(request.seed))
         evaluated.warn_once(f"{request.data}: the map shows {request.limit:,} of {len(rows):,} images (limit)")
         rows = rows[order[: request.limit].sort().values]
     if len(rows) < 2:
         raise BadInput(f"{request.data}: images to show: {len(rows)}; a map needs at least two")
-    in_train = held_out_mask(evaluated, request.data, source) if "train" in splits else None
-    held_out = torch.zeros(len(labels), dtype=torch.bool)
-    names, split_names, start = list[str](), list[str](), 0
-    for name, split in splits.items():
-        if name == "train" and in_train is not None:
-            held_out[start : start + len(split)] = in_train
-        positions = rows[(rows >= start) & (rows < start + len(split))] - start
-        # the page may be saved anywhere, and so may its tables
-        names += [absolute_path(path) if source.has_files else path for path in split.names_at(positions)]
-        split_names += [name] * len(positions)
-        start += len(split)
-    shown_splits = take_rows(splits.values(), rows)
-    cells = None if all_labels.has_one_each else label_texts(all_labels, rows, by_leaf.classes)
-    images = MappedImages(shown_splits, names, labels[rows].numpy(), by_leaf.classes, split_names, cells)
-    return images, None if in_train is None else held_out[rows]
-
-
-def take_rows(splits: Iterable[Split], rows: Tensor) -> list[Split]:
-    """The images at these rows, which count through the splits and ascend."""
-    shown_splits, start = [], 0
-    for split in splits:
-        inside = rows[(rows >= start) & (rows < start + len(split))] - start
-        if len(inside):
-            shown_splits.append(split.take(inside.to(split.index.device)))
-        start += len(split)
-    return shown_splits
+    return images.take(rows)
 
 
 def name_encoders(encoders: Sequence[EvaluatedEncoder], titles: Sequence[str]) -> list[str]:
@@ -206,44 +144,33 @@ def common_folder(names: Sequence[str]) -> str:
     >>> common_folder(["photos/cat/1.png", "photos/car/1.png"])
     'photos/'
     """
-    first, last = min(names), max(names)  # what these two begin with, all names between them do
+    first, last = min(names, default=""), max(names, default="")  # what these two begin with, all names between them do
     length = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
     return first[: first[:length].rfind("/") + 1]
-
-
-def to_panels(images: MappedImages, maps: Sequence[EncoderMap]) -> list[Panel]:
-    """The maps for `draw_panels`."""
-    return [Panel(encoder_map.title, encoder_map.points, images.labels) for encoder_map in maps]
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def map_page(source: str, images: MappedImages, maps: Sequence[EncoderMap]) -> str:
+def map_page(images: ListedImages, maps: Sequence[EncoderMap]) -> str:
     """The page; at most 6 MB, or of many images 500 bytes each: thumbnails get the room that the rest leaves."""
-    data, title = page_data(images, maps), f"{short_source(source)}: {len(images.names):,} images"
+    data, title = page_data(images, maps), f"{short_source(images.source)}: {len(images.names):,} images"
     body = BODY.format(title=html.escape(title), columns=min(3, len(maps)))
-    content = {"map": data, "sprites": draw_sprites(images.splits, data)}
+    content = {"map": data, "sprites": draw_sprites(images.splits.values(), data)}
     return html_page(title, [body], data=content, scripts=SCRIPTS, is_full=True)
 
 
-def page_data(images: MappedImages, maps: Sequence[EncoderMap]) -> dict[str, Any]:
+def page_data(images: ListedImages, maps: Sequence[EncoderMap]) -> dict[str, Any]:
     """What map.js reads."""
-    count, prefix = len(images.names), common_folder(images.names)
-    splits = list(dict.fromkeys(images.split_names))
+    count, labels = len(images.names), images.labels.numpy()
     row_type = np.uint16 if count <= np.iinfo(np.uint16).max else np.uint32
     # a fixed shuffle: drawn class by class, the last class would hide the others; unlabelled images are below all
     shuffled = np.random.default_rng(0).permutation(count)
-    order = shuffled[np.argsort(images.labels[shuffled] >= 0, kind="stable")]
+    order = shuffled[np.argsort(labels[shuffled] >= 0, kind="stable")]
     return {
-        "names": [name[len(prefix) :] for name in images.names],
-        "prefix": prefix,
-        "classes": list(images.classes),
+        **images_data(images, range(count)),
         "colours": class_colours(len(images.classes)),
-        "labels": pack_array(images.labels.astype(np.int32)),
         "cells": images.cells,
-        "splits": splits,
-        "split_of": pack_array(np.array([splits.index(name) for name in images.split_names], np.uint8)),
         "order": pack_array(order.astype(row_type)),
         "encoders": [
             {
@@ -255,6 +182,21 @@ def page_data(images: MappedImages, maps: Sequence[EncoderMap]) -> dict[str, Any
             }
             for encoder_map in maps
         ],
+    }
+
+
+def images_data(images: ListedImages, rows: Sequence[int]) -> dict[str, Any]:
+    """What both pages read of these images; their paths are absolute, because a page may be saved anywhere."""
+    names = [absolute_path(images.names[row]) if images.has_files else images.names[row] for row in rows]
+    prefix, splits = common_folder(names), list(dict.fromkeys(images.split_names))
+    return {
+        "names": [name[len(prefix) :] for name in names],
+        "prefix": prefix,
+        "classes": list(images.classes),
+        "hasFiles": images.has_files,
+        "labels": pack_array(images.labels[list(rows)].numpy().astype(np.int32)),
+        "splits": splits,
+        "split_of": pack_array(np.array([splits.index(images.split_names[row]) for row in rows], np.uint8)),
     }
 
 
@@ -300,8 +242,6 @@ SAVED = (
 
 def audit_page(audit: Audit) -> str:
     """The page; thumbnails are as small as the number of images shown needs."""
-    from supancl.evaluation.audit import describe
-
     labels, split_names = audit.images.labels, audit.images.split_names
 
     def rank(pair: DuplicatePair) -> tuple[bool, bool, float]:
@@ -313,58 +253,31 @@ def audit_page(audit: Audit) -> str:
     listed = [suspect.row for suspect in suspects] + [outlier.row for outlier in outliers]
     pairs = {row for pair in duplicates for row in pair[:2]}
     rows = sorted(pairs.union(listed, audit.neighbours[listed].flatten().tolist()))
-    data = audit_data(audit, rows, suspects, duplicates, outliers)
-    sprites = draw_sprites(take_rows(audit.images.splits.values(), torch.tensor(rows, dtype=torch.long)), data)
-    title = f"Audit of {short_source(audit.images.source)}: {len(audit.images.names):,} images"
-    share, *lines = (f"{line[0].upper()}{line[1:]}." for line in describe(audit))
-    found = f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
-    body = AUDIT_BODY.format(saved=SAVED[not audit.images.has_files])
-    banners = [Banner("unclear", "", share)]
-    content = {"audit": data, "sprites": sprites}
-    return html_page(title, [found, body], banners=banners, data=content, scripts=AUDIT_SCRIPTS)
-
-
-def audit_data(
-    audit: Audit,
-    rows: list[int],
-    suspects: Sequence[Suspect],
-    duplicates: Sequence[DuplicatePair],
-    outliers: Sequence[Outlier],
-) -> dict[str, Any]:
-    """What audit.js reads; images are numbered as they are on the page, and those that are files follow without one."""
-    images = audit.images
-    rest = sorted(set(range(len(images.names))) - set(rows)) if images.has_files else []
-    listed, number = [*rows, *rest], {row: i for i, row in enumerate(rows)}
-    names = [absolute_path(images.names[row]) if images.has_files else images.names[row] for row in listed]
-    prefix = common_folder(names) if names else ""
-    splits = list(dict.fromkeys(images.split_names))
+    number = {row: i for i, row in enumerate(rows)}  # as they are on the page
 
     def entry(row: int, **more: Any) -> dict[str, Any]:
         return {"images": [number[row]], "neighbours": [number[i] for i in audit.neighbours[row].tolist()], **more}
 
-    return {
-        "names": [name[len(prefix) :] for name in names],
-        "prefix": prefix,
-        "classes": list(images.classes),
-        "hasFiles": images.has_files,
-        "labels": pack_array(images.labels[listed].numpy().astype(np.int32)),
-        "splits": splits,
-        "split_of": pack_array(np.array([splits.index(images.split_names[row]) for row in listed], np.uint8)),
-        "suspects": {
-            "total": len(audit.suspects),
-            "entries": [
-                entry(s.row, suggested=s.suggested, value=s.score, suggestedScore=s.suggested_score) for s in suspects
-            ],
-        },
-        "duplicates": {
-            "total": len(audit.duplicates),
-            "entries": [
-                {"images": [number[p.first], number[p.second]], "kind": p.kind, "value": round(p.difference, 1)}
-                for p in duplicates
-            ],
-        },
-        "outliers": {
-            "total": len(audit.outliers),
-            "entries": [entry(outlier.row, value=outlier.factor) for outlier in outliers],
-        },
+    entries = {
+        "suspects": [
+            entry(s.row, suggested=s.suggested, value=s.score, suggestedScore=s.suggested_score) for s in suspects
+        ],
+        "duplicates": [
+            {"images": [number[p.first], number[p.second]], "kind": p.kind, "value": round(p.difference, 1)}
+            for p in duplicates
+        ],
+        "outliers": [entry(outlier.row, value=outlier.factor) for outlier in outliers],
     }
+    images, data = audit.images, dict[str, Any]()
+    for name, found in entries.items():
+        data[name] = {"total": len(getattr(audit, name)), "entries": found}
+    # those that are files follow: the saved table has them all
+    rest = sorted(set(range(len(images.names))) - set(rows)) if images.has_files else []
+    data |= images_data(images, [*rows, *rest])
+    sprites = draw_sprites(images.take(torch.tensor(rows, dtype=torch.long)).splits.values(), data)
+    title = f"Audit of {short_source(images.source)}: {len(images.names):,} images"
+    share, *lines = (f"{line[0].upper()}{line[1:]}." for line in describe(audit))
+    found_list = f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
+    body = AUDIT_BODY.format(saved=SAVED[not images.has_files])
+    banners, content = [Banner("unclear", "", share)], {"audit": data, "sprites": sprites}
+    return html_page(title, [found_list, body], banners=banners, data=content, scripts=AUDIT_SCRIPTS)

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -229,7 +229,7 @@ def pack_array(values: np.ndarray) -> dict[str, str]:
     return {"dtype": values.dtype.name, "base64": _base64(little_endian.tobytes())}
 
 
-def draw_sprites(splits: Sequence[Split], page_data: Any, side: int | None = None) -> dict[str, Any]:
+def draw_sprites(splits: Collection[Split], page_data: Any, side: int | None = None) -> dict[str, Any]:
     """Thumbnails of every image of the splits on WebP sheets, for sprites.js.
 
     They are compressed until the page with `page_data` is at most 6 MB, or 490 bytes per image if there are many.

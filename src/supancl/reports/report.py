@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from supancl.data.opening import peek_data
 from supancl.errors import SupanclError
-from supancl.evaluation.results import data_name, figure_of, source_of
+from supancl.evaluation.results import data_name, figure_of, figure_text, source_of
 from supancl.files import reason
 from supancl.reports.page import (
     Banner,
@@ -29,14 +29,12 @@ from supancl.reports.page import (
     to_image,
     wrappable,
 )
-from supancl.reports.tables import Cell, Row, Table, to_html
+from supancl.reports.tables import Cell, Row, Table, mean_text, to_html
 from supancl.reports.verdict import (
     RunRecord,
-    Verdict,
     find_verdict,
-    format_interval,
     is_number,
-    own_evaluations,
+    own_results,
     quality_of_result,
     rank_bound,
     read_record,
@@ -60,11 +58,9 @@ def report_page(records: Records, samples: Mapping[str, Samples] | None = None) 
     """The page of these runs by name; `samples` are the images of those that have some to show."""
     verdicts = {name: find_verdict(record) for name, record in records.items()}
     specs, shown = make_charts(records), samples or {}
-    first = [name for name in MAIN_CHARTS if name in specs]
     sections: list[Section | str] = [
-        to_html(_overview(records, verdicts)),
-        Section("Curves", charts(first) or "<p>Nothing is logged.</p>", "Arrow keys read values; drag to zoom in."),
-        Section("More curves", charts(name for name in specs if name not in first), is_folded=True),
+        to_html(_overview(records)),
+        *_curves(specs),
         _evaluations(records),
         *(_predictions(records, name, one.answers) for name, one in shown.items() if one.answers is not None),
         Section("Data", "".join(_data(name, record, shown.get(name)) for name, record in records.items())),
@@ -80,19 +76,19 @@ def report_page(records: Records, samples: Mapping[str, Samples] | None = None) 
 
 def comparison_page(table: Table, tone: Tone, findings: Sequence[str], runs: Sequence[str], out: Path) -> str:
     """What was found, the table, curves of the runs in this folder, and links to their reports."""
-    records = {name: read_record(out / name) for name in runs}
-    specs, rows = make_charts(records), []
+    records, rows = {name: read_record(out / name) for name in runs}, []
     for name, record in records.items():
         label, report = html.escape(name), record.folder / "report.html"
         if report.is_file():
             label = f'<a href="{html.escape(os.path.relpath(report, out))}">{label}</a>'
         sentence = html.escape(find_verdict(record).sentence)
         rows.append(f'<tr><td class="word">{label}</td><td class="word long">{sentence}</td></tr>')
+    specs = make_charts(records)
     notes = "".join(f'<p class="small">{html.escape(note)}</p>' for note in [*table.notes, *findings[1:]])
     headline = {"good": "A clear difference.", "unclear": "No clear difference.", "bad": "No winner."}[tone]
     sections: list[Section | str] = [
         to_html(table) + notes,
-        Section("Curves", charts(name for name in MAIN_CHARTS if name in specs), "One curve for each run."),
+        *_curves(specs),
         Section("Runs", f"<table><tbody>{''.join(rows)}</tbody></table>" if rows else ""),
     ]
     banners, title = [Banner(tone, headline, findings[0])], table.caption[:1].upper() + table.caption[1:]
@@ -105,34 +101,20 @@ def name_runs(paths: Sequence[Path]) -> dict[str, Path]:
     return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
 
 
-def _overview(records: Records, verdicts: Mapping[str, Verdict]) -> Table:
-    columns = ["run", "state", "linear %", "k-NN %", "epochs", "rank", "std", "training", "device", "recipe"]
+def _overview(records: Records) -> Table:
     rows: list[Row] = []
     for name, record in records.items():
-        epochs = record.count("train.epochs") or 0
-        done = record.last_step // (record.steps_per_epoch or 1) if record.end_step is None else epochs
-        accuracies = [_accuracy(record, key) for key in ("linear", "knn")]
-        last = [_text(record.last("effective_rank"), "{:.1f}"), _text(record.last("std"), "{:.3f}")]
-        about = [str(record.content.get("hardware") or ""), str(record.settings.get("name", ""))]
-        time = duration(record.seconds) if record.seconds else ""
-        rows.append([name, verdicts[name].state, *accuracies, f"{done} of {epochs}", *last, time, *about])
-    return Table(columns, rows, "llrrrrrrwl")
+        results = own_results(record)
+        accuracies = [_figure_cell(results.get(key, {})) for key in ("linear", "knn")]
+        epochs = f"{record.epochs_done} of {record.count('train.epochs') or 0}"
+        rank, time = mean_text(record.last("effective_rank"), None, 1), duration(record.seconds or 0)
+        rows.append([name, *accuracies, epochs, rank, time, str(record.settings.get("name", ""))])
+    return Table(["run", "linear", "k-NN", "epochs", "rank", "training", "recipe"], rows, "lrrrrrl")
 
 
-def _accuracy(record: RunRecord, key: str) -> Cell:
-    """That of `evaluate` on the run's own data; without one that of the last check, which says so."""
-    if result := own_evaluations(record).get(key):
-        return _figure_cell(result)
-    check = record.checks[-1] if record.checks else {}
-    found = next((name for name in (key, f"{key}_map") if is_number(check.get(name))), None)
-    if found is None:
-        return Cell("")
-    interval = f"{format_interval(check.get(f'{found}_interval'))} last check"
-    return Cell(f"{'mAP ' if found != key else ''}{check[found]:.1f}", suffix=interval)
-
-
-def _text(value: Any, form: str) -> str:
-    return form.format(value) if is_number(value) else ""
+def _figure_cell(result: Result) -> Cell:
+    suffix = "last check" if "is_last_check" in result else ""
+    return Cell(figure_text(result) if figure_of(result) else "", suffix=suffix)
 
 
 # --- evaluations ------------------------------------------------------------------------------------------------------
@@ -144,41 +126,27 @@ def _evaluations(records: Records) -> Section:
     for name, record in records.items():
         for stem, result in record.evaluations.items():
             rows.append([name, *_evaluation_row(stem, result)])
-            for level in filter(_is_mapping, _listed(result.get("levels"))):
+            for level in _listed(result.get("levels")):
                 rows.append([name, *_evaluation_row(f"{stem}, level {level.get('level')}", level)])
-    columns = ["run", "evaluation", "data", "accuracy %", "images", "chance", "random weights", "finding"]
+    columns = ["run", "evaluation", "data", "accuracy", "images", "chance", "random weights", "finding"]
     nothing = "<p>There are none yet: supancl evaluate RUN measures k-NN and linear accuracy.</p>"
     body = to_html(Table(columns, rows, "lllrrrrw")) if rows else nothing
     return Section("Evaluations", body, "In brackets 95% intervals." if rows else "")
 
 
 def _evaluation_row(title: str, result: Result) -> Row:
-    baselines = list(filter(_is_mapping, _listed(result.get("baselines"))))
+    baselines = _listed(result.get("baselines"))
     untrained: Result = next((row for row in baselines if row.get("name") == "random weights"), {})
-    ratio = _text(result.get("ratio"), "S_W/S_T {:.3f}")
     images = result.get("tested_images", result.get("queries", result.get("images")))
     data = data_name(source_of(result) or str(result.get("data") or "-"))
-    numbers = [_text(images, "{:,}"), _text(result.get("chance"), "{:.1f}")]
-    found = quality_of_result(result) if baselines else None
-    cell = Cell(ratio) if ratio else _figure_cell(result)
+    numbers = [f"{images:,}" if is_number(images) else "", mean_text(result.get("chance"), None, 1)]
+    found, ratio = quality_of_result(result) if baselines else None, result.get("ratio")
+    cell = Cell(f"S_W/S_T {ratio:.3f}") if is_number(ratio) else _figure_cell(result)
     return [title, data, cell, *numbers, _figure_cell(untrained), found.text if found else ""]
 
 
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _figure_cell(result: Result) -> Cell:
-    """The accuracy or mAP with its interval: two ends, or half its width for few-shot episodes."""
-    figure = figure_of(result)
-    if figure is None or not is_number(figure.value):
-        return Cell("")
-    ends = format_interval(figure.interval) or _text(result.get("interval"), "± {:.2f}")
-    return Cell(f"{'' if figure.name == 'accuracy' else 'mAP '}{figure.value:.2f}", suffix=ends)
+def _listed(value: Any) -> list[Result]:
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
@@ -195,11 +163,11 @@ class Answers(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """Training images by class, largest first, answers, and what was not shown."""
+    """Training images by class, largest first, answers, and why some images are not shown."""
 
     counts: Sequence[tuple[str, int]] = ()
     answers: Answers | None = None
-    problems: Sequence[str] = ()
+    problem: str = ""
 
 
 def open_samples(record: RunRecord) -> Samples:
@@ -216,11 +184,12 @@ def open_samples(record: RunRecord) -> Samples:
         samples = Samples(sorted((item for item in named if item[1]), key=lambda item: -item[1]))
         if record.about("data").get("fingerprint") not in (None, data.summary.get("fingerprint")):
             raise ValueError("the files or labels have changed since the run")
-        if own_evaluations(record) and data.train.all_labels.has_one_each and data.classes == tuple(record.classes):
+        is_evaluated = any("is_last_check" not in result for result in own_results(record).values())
+        if is_evaluated and data.train.all_labels.has_one_each and data.classes == tuple(record.classes):
             samples = replace(samples, answers=find_answers(record.folder))
     except (SupanclError, OSError, ValueError, RuntimeError, ImportError) as error:
         line = str(error) if isinstance(error, SupanclError) else reason(error)
-        return replace(samples, problems=[f"Some images are not shown: {line}."])
+        return replace(samples, problem=f"Some images are not shown: {line}.")
     return samples
 
 
@@ -312,38 +281,28 @@ def _data(name: str, record: RunRecord, samples: Samples | None) -> str:
     text = f"<p>{html.escape(name)}: {html.escape(source)}. {counts}</p>"
     if samples is None:
         return text
-    text += "".join(f'<p class="small">{html.escape(line)}</p>' for line in samples.problems)
+    text += f'<p class="small">{html.escape(samples.problem)}</p>' * bool(samples.problem)
     rows = [(name, float(count), f"{count:,}") for name, count in _both_ends(samples.counts)]
     return text + (f"<h3>Training images by class: {len(samples.counts)}</h3>{bars(rows)}" if rows else "")
 
 
 def _settings(records: Records) -> list[Section]:
     """Those that were given, differ between the runs or matter most, then all others."""
-    values: dict[str, list[str]] = {}
+    columns = ["setting", *(["value", "source"] if len(records) == 1 else records)]
+    main, others = list[Row](), list[Row]()
     for name in dict.fromkeys(name for record in records.values() for name in record.settings):
         found = [record.settings.get(name) for record in records.values()]
-        values[name] = [value if isinstance(value, str) else json.dumps(value) for value in found]
-    given = {name for name in values if any(one.source_of(name) == "given" for one in records.values())}
-    differing = {name for name in values if len(set(values[name])) > 1}
-    main = [name for name in values if name in {*MAIN_SETTINGS, *given, *differing}]
-
-    def table(names: Iterable[str]) -> str:
-        one = next(iter(records.values()))
-        sources = {name: [one.source_of(name)] * (len(records) == 1) for name in values}
-        mark = {True: "best", False: ""}
-        rows: list[Row] = [
-            [name, *(Cell(text, mark[name in differing]) for text in values[name]), *sources[name]]  # type: ignore[arg-type]
-            for name in names
-        ]
-        columns = ["setting", *(["value", "source"] if len(records) == 1 else records)]
-        return to_html(Table(columns, rows, "l" + "w" * (len(columns) - 1))) if rows else ""
-
-    rest = table(name for name in values if name not in main)
+        values = [value if isinstance(value, str) else json.dumps(value) for value in found]
+        sources, differs = [record.source_of(name) for record in records.values()], len(set(values)) > 1
+        cells = [Cell(value, "best" if differs else "") for value in values]
+        is_main = differs or name in MAIN_SETTINGS or "given" in sources
+        (main if is_main else others).append([name, *cells, *(sources if len(records) == 1 else ())])
+    tables = [to_html(Table(columns, rows, "l" + "w" * (len(columns) - 1))) for rows in (main, others)]
     made = ((name, record.about("versions"), record.content.get("commit")) for name, record in records.items())
     versions = "".join(
         f"<p>{html.escape(f'{name}: {versions}, commit {commit}')}</p>" for name, versions, commit in made
     )
-    return [Section("Recipe", table(main)), Section("All other settings", rest + versions, is_folded=True)]
+    return [Section("Recipe", tables[0]), Section("All other settings", tables[1] + versions, is_folded=True)]
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -352,13 +311,14 @@ def _settings(records: Records) -> list[Section]:
 MAX_POINTS = 1500  # of a curve: more than a chart has pixels
 BOUND_COLOUR = 6  # grey
 COLOURS = (0, 1, 2, 3, 4, 5, 7)  # of runs, or of the curves of one run
-MAIN_CHARTS = ("loss", "knn", "knn_map", "effective_rank")
 # a chart of one run: its title, and its measures by their names in metrics.jsonl; of several runs each has a chart
-CHARTS = (
+MAIN_CHARTS = (
     ("Loss", {"loss": "loss", "ssl": "self-supervised", "sup": "supervised"}),
     ("Held-out accuracy (%)", {"knn": "k-NN", "linear": "linear"}),
     ("Held-out mAP (%)", {"knn_map": "k-NN"}),
     ("Effective rank of the targets", {"effective_rank": ""}),
+)
+MORE_CHARTS = (
     ("Relative std of the targets", {"std": ""}),
     ("S_W/S_T of held-out images", {"s_w/s_t": ""}),
     ("Pool: fraction of classes covered", {"pool_coverage": ""}),
@@ -368,10 +328,21 @@ CHARTS = (
 )
 
 
+def _curves(specs: Mapping[str, Any]) -> list[Section]:
+    """The main charts, and the others folded."""
+    main = [name for _, measures in MAIN_CHARTS for name in measures if name in specs]
+    more = charts(name for name in specs if name not in main)
+    note = "Arrow keys read values; drag to zoom in."
+    return [
+        Section("Curves", charts(main) or "<p>Nothing is logged.</p>", note),
+        Section("More curves", more, is_folded=True),
+    ]
+
+
 def make_charts(records: Records) -> dict[str, dict[str, Any]]:
     """The charts that have a value; `records` are the runs by name."""
     specs: dict[str, dict[str, Any]] = {}
-    for title, measures in CHARTS:
+    for title, measures in (*MAIN_CHARTS, *MORE_CHARTS):
         if len(records) == 1:
             (record,) = records.values()
             _add_chart(specs, title, [(name or title, record, key) for key, name in measures.items()])

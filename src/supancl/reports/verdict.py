@@ -8,27 +8,24 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-from supancl.config import parse_json
 from supancl.errors import Collapsed, NonFinite, SupanclError, program_name
-from supancl.files import is_as_written, is_locked, read_text, reason
+from supancl.files import is_as_written, is_locked, read_json, reason
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import OUR_CHOICE
 from supancl.runs.folder import RunFolder
-from supancl.runs.log import StopCause, read_end, read_rows, read_stop
+from supancl.runs.log import RunEnd, StopCause, read_end, read_rows, read_stop
 from supancl.stats import Interval, Quality, Tone, duration, quality
 
 LOW_STD = 0.3  # healthy runs stay above it (docs/monitor.md)
-NEAR_COLLAPSE = 2.0  # times the rank of a collapse; healthy runs of that size have three times as much
-LARGE_FALL = 3.0  # of the rank, from its highest value; healthy runs fall too while classes move together
 LOST_ACCURACY = 2 / 3  # of the best k-NN; a run that collapses loses it first, while rank and std still go up and down
 OWN_EVALUATIONS = {"linear": "linear", "knn": r"knn(-k\d+)?"}  # the files; k is less for few references
+LAST_CHECK = "k-NN at the last check"
 HEADLINES = {"good": "Clearly better", "unclear": "Unclear", "bad": "Not better"}
 Row = Mapping[str, Any]
 State = Literal["finished", "running", "stopped", "damaged", "collapsing", "collapsed", "not finite"]
@@ -42,11 +39,21 @@ class RunRecord:
     content: Mapping[str, Any] = field(default_factory=dict)  # of recipe.json
     rows: Sequence[Row] = ()  # of metrics.jsonl
     problems: Sequence[str] = ()
-    end_step: int | None = None  # of a finished run
-    collapsed: bool = False  # by finished.json
+    end: RunEnd | None = None  # of a finished run
     stop: StopCause | None = None
     is_running: bool = False
     evaluations: Mapping[str, Row] = field(default_factory=dict)  # by file name
+
+    @property
+    def state(self) -> State:
+        """How it stands, whatever its values."""
+        return "running" if self.is_running else "stopped" if self.end is None else "finished"
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the monitor noticed a collapse before the run ended."""
+        code = None if self.stop is None else self.stop.exit_code
+        return code == Collapsed.exit_code or (self.end is not None and self.end.collapsed)
 
     def about(self, name: str) -> dict[str, Any]:
         """An object of recipe.json, such as `data` or `versions`; empty if there is none."""
@@ -98,16 +105,20 @@ class RunRecord:
         return next((float(value) for value in values if is_number(value)), None)
 
     @property
+    def epochs_done(self) -> int:
+        """The epochs that ended; the last of an epoch is its check."""
+        last: Row = self.rows[-1] if self.rows else {"epoch": 0, "kind": ""}
+        return int(last["epoch"]) + (last["kind"] == "monitor" or (self.end is not None and bool(self.rows)))
+
+    @property
     def last_step(self) -> int:
         return max((row["step"] for row in self.rows), default=0)
 
     @cached_property
     def steps_per_epoch(self) -> int | None:
-        """By the last step of an epoch, which is always logged; else by the number of images."""
-        for row, following in zip_longest(self.rows, self.rows[1:]):
-            ends_epoch = row["kind"] == "monitor" or (following is not None and following["epoch"] > row["epoch"])
-            if ends_epoch and row["step"] > 0 and row["epoch"] >= 0:
-                return max(1, int(row["step"]) // (int(row["epoch"]) + 1))
+        """By the first check, which ends an epoch; else by the number of images."""
+        for row in self.checks[:1]:
+            return max(1, int(row["step"]) // (int(row["epoch"]) + 1))
         images, batch = self.about("data").get("train"), self.count("train.batch_size")
         return max(1, images // batch) if isinstance(images, int) and batch else None
 
@@ -133,47 +144,33 @@ def as_interval(ends: Any) -> tuple[float, float] | None:
     return (float(ends[0]), float(ends[1])) if is_pair else None
 
 
-def format_interval(ends: Any) -> str:
-    """`[77.5, 84.7]`; empty if it is none."""
-    interval = as_interval(ends)
-    return "" if interval is None else f"[{interval[0]:.1f}, {interval[1]:.1f}]"
-
-
 def read_record(path: Path) -> RunRecord:
     """Read a run folder. Never raises because of what is in it."""
     folder, problems = RunFolder(path), list[str]()
 
-    def read(file: Path, is_sound: Callable[[Any], bool]) -> dict[str, Any]:
-        try:
-            parsed = parse_json(read_text(file))
-            if not isinstance(parsed, dict) or not is_sound(parsed):
-                raise ValueError("it is none of supancl's")
-        except (OSError, ValueError, RecursionError) as error:
-            problems.append(f"{file.relative_to(path)}: {reason(error)}")
-            return {}
-        if not is_as_written(parsed):
-            problems.append(f"{file.relative_to(path)} was changed or is damaged")
-        return parsed
+    def read(file: Path) -> dict[str, Any]:
+        parsed: Any = read_json(file)
+        if not parsed or not is_as_written(parsed):
+            problems.append(f"{file.relative_to(path)} is missing, was changed or is damaged")
+        return dict(parsed)
 
-    content = read(folder.recipe_file, lambda parsed: isinstance(parsed.get("recipe"), dict))
-    rows: list[dict[str, Any]] = []
     try:
         rows, damage = read_rows(folder.metrics_file) if folder.metrics_file.exists() else ([], "")
     except OSError as error:
-        damage = reason(error)
+        rows, damage = [], reason(error)
+    content, evaluations = read(folder.recipe_file), sorted(folder.evaluations.glob("*.json"))
     problems += [f"metrics.jsonl: {damage}"] * bool(damage)
-    evaluations = {file.stem: read(file, is_as_written) for file in sorted(folder.evaluations.glob("*.json"))}
+    results = {file.stem: read(file) for file in evaluations}
     end = read_end(folder)
     return RunRecord(
         path,
         content,
         rows,
         problems,
-        None if end is None else end.step,
-        end is not None and end.collapsed,
+        end,
         None if end is not None else read_stop(folder),
         end is None and is_locked(folder.lock_file),
-        {name: result for name, result in evaluations.items() if result},
+        {name: result for name, result in results.items() if result and is_as_written(result)},
     )
 
 
@@ -201,41 +198,30 @@ class Verdict(NamedTuple):
         return f"{self.headline}: {self.detail}"
 
 
-class Diagnosis(NamedTuple):
-    """What the log says about collapse, with the values behind it; the state is empty without a sign of it."""
-
-    state: Literal["", "collapsing", "collapsed"]
-    finding: str
-
-
 def find_verdict(record: RunRecord) -> Verdict:
     """The verdict on a run, by its evaluations, its log and its end."""
     if record.problems:
         return Verdict("damaged", "unclear", "Damaged", f"{'; '.join(record.problems)}; the rest is shown as it is.")
+    stop, state, progress = record.stop, record.state, _describe_progress(record)
     last_loss = [row["loss"] for row in record.train_rows[-1:] if "loss" in row]
-    by_nan = record.stop is not None and record.stop.exit_code == NonFinite.exit_code
-    if by_nan or not all(map(is_number, last_loss)):
-        why = record.stop.reason if by_nan and record.stop else f"the loss is not finite at step {record.last_step}"
+    if (stop is not None and stop.exit_code == NonFinite.exit_code) or not all(map(is_number, last_loss)):
+        why = f"the loss is not finite at step {record.last_step}" if stop is None else stop.reason
         return Verdict("not finite", "bad", "Stopped", f"{why}.")
-    state: State = "running" if record.is_running else "finished" if record.end_step is not None else "stopped"
-    progress = _describe_progress(record)
     if not record.rows:
         return Verdict(state, "unclear", state.capitalize(), f"{progress}; nothing is logged.")
-    collapse = diagnose(record)
-    if collapse.state:
+    if found := find_collapse(record):
         from supancl.training.monitor import likely_cause
 
         advice = f" {likely_cause(record.recipe)}." if record.recipe is not None else ""
-        return Verdict(collapse.state, "bad", collapse.state.capitalize(), f"{progress}; {collapse.finding}.{advice}")
+        return Verdict(found[0], "bad", found[0].capitalize(), f"{progress}; {found[1]}.{advice}")
+    name, found_quality = quality_of_run(record)
+    by, tone = f"{name}: {found_quality.text}" if name else found_quality.text, found_quality.tone
     if state == "running":
-        return Verdict(state, "unclear", "Still training", f"{progress}; {collapse.finding}.")
-    name, found = quality_of_run(record)
-    by = f"{found.text} ({name})" if name else found.text
+        return Verdict(state, "unclear", "Still training", f"{progress}; {by}.")
     if state == "stopped":
-        tone: Tone = "bad" if found.tone == "bad" else "unclear"
         resume = f"To continue it: {program_name()} pretrain --resume --out {shlex.quote(str(record.folder))}"
-        return Verdict(state, tone, "Stopped", f"{by}; {progress}. {resume}")
-    return Verdict(state, found.tone, headline(record), f"{by}; {progress}.")
+        return Verdict(state, "bad" if tone == "bad" else "unclear", "Stopped", f"{by}; {progress}. {resume}")
+    return Verdict(state, tone, headline(record), f"{by}; {progress}.")
 
 
 def quality_of_result(result: Row) -> Quality | None:
@@ -254,53 +240,53 @@ def quality_of_result(result: Row) -> Quality | None:
     return quality(images, Interval(float(value), *ends), float(chance), gaps)
 
 
-def own_evaluations(record: RunRecord) -> dict[str, Row]:
-    """The evaluations on the run's own data by protocol, with its usual settings: the convex linear probe and k-NN."""
+def own_results(record: RunRecord) -> dict[str, Row]:
+    """The results on the run's own data by protocol, with its usual settings: the convex linear probe and k-NN.
+
+    k-NN is that of the last check while training if it was not evaluated.
+    """
     source, found = record.settings.get("data.source"), dict[str, Row]()
     for name, pattern in OWN_EVALUATIONS.items():
         for stem, result in record.evaluations.items():
             if re.fullmatch(pattern, stem) and result.get("source") == source:
                 found.setdefault(name, result)
+    check: Row = record.checks[-1] if record.checks else {}
+    about = {"tested_images": check.get("knn_queries"), "is_last_check": True}
+    if is_number(check.get("knn_map")):
+        found.setdefault("knn", {**about, "map": check["knn_map"]})
+    elif is_number(check.get("knn")):
+        chance = 100 / len(record.classes) if len(record.classes) > 1 else None  # at least
+        values = {"accuracy": check["knn"], "accuracy_interval": check.get("knn_interval"), "chance": chance}
+        found.setdefault("knn", {**about, **values})
     return found
 
 
 def headline(record: RunRecord) -> str:
     """How good a run is, in a word or two."""
     name, found = quality_of_run(record)
-    return HEADLINES[found.tone] if name else "Not evaluated"
+    return "Not evaluated" if name in ("", LAST_CHECK) else HEADLINES[found.tone]
 
 
 def quality_of_run(record: RunRecord) -> tuple[str, Quality]:
     """Which evaluation says how good a run is, and what it says; without one the last check while training."""
-    for name, result in own_evaluations(record).items():
+    for name, result in own_results(record).items():
         if (found := quality_of_result(result)) is not None:
-            return name, found
-    check: Row = record.checks[-1] if record.checks else {}
-    key = next((key for key in ("knn", "knn_map") if is_number(check.get(key))), "")
-    if not key:
-        return "", Quality("unclear", "its accuracy was not measured")
-    title = "k-NN" if key == "knn" else "k-NN mAP"
-    text = f"at the last check {title} {check[key]:.1f}% {format_interval(check.get(f'{key}_interval'))}".rstrip()
-    even = 100 / max(1, len(record.classes))  # chance is at least that
-    if key == "knn" and len(record.classes) > 1 and check["knn"] <= even:
-        return "", Quality("bad", f"{text}, not above chance ({even:.1f}%)")
-    return "", Quality("unclear", text)
+            return LAST_CHECK if "is_last_check" in result else name, found
+    return "", Quality("unclear", "its accuracy was not measured")
 
 
 def _describe_progress(record: RunRecord) -> str:
     """Where the run is, and what stopped it."""
-    epochs = record.count("train.epochs") or 0
-    if record.end_step is not None:
-        return f"finished, epochs: {epochs}" if epochs else "finished"
+    epochs, stop = record.count("train.epochs") or 0, record.stop
+    if record.end is not None:
+        return f"finished, epochs: {epochs}"
     steps = (record.steps_per_epoch or 0) * epochs
     position = f"step {record.last_step:,}" + (f" of {steps:,}" if steps else "")
-    if not record.is_running:
-        if record.stop is None:
-            return f"{position}, killed or cut off"
-        return position if record.stop.exit_code == Collapsed.exit_code else f"{position}, by {record.stop.reason}"
-    if steps and record.seconds and record.last_step:
+    if record.is_running and steps and record.seconds and record.last_step:
         position += f", about {duration(record.seconds / record.last_step * (steps - record.last_step))} left"
-    return position
+    if record.is_running or record.collapsed:
+        return position
+    return f"{position}, {'killed or cut off' if stop is None else f'by {stop.reason}'}"
 
 
 # --- signs of collapse ------------------------------------------------------------------------------------------------
@@ -316,35 +302,30 @@ def rank_bound(record: RunRecord) -> float:
     return least_healthy_rank(classes, supervised and classes > 1, record.count("train.batch_size") or 10**9)
 
 
-def diagnose(record: RunRecord) -> Diagnosis:
-    """Collapsed by the monitor's rules, collapsing if the values are on their way there, else neither."""
+def find_collapse(record: RunRecord) -> tuple[Literal["collapsing", "collapsed"], str] | None:
+    """Collapsed by the monitor's rules, collapsing if the values are on their way there; and what shows it."""
     from supancl.training.monitor import COLLAPSED_STD, LOW_RANK_IN_A_ROW, LOW_STD_IN_A_ROW
 
-    bound, std = rank_bound(record), record.last("std")
-    ranks = [float(row["effective_rank"]) for row in record.checks if is_number(row.get("effective_rank"))]
-    if (step := _first_run_below(record.train_rows, "std", COLLAPSED_STD, LOW_STD_IN_A_ROW)) is not None:
-        finding = f"by step {step:,} all images get nearly the same target (relative std below {COLLAPSED_STD:g})"
-        return Diagnosis("collapsed", finding)
-    if (step := _first_run_below(record.checks, "effective_rank", bound, LOW_RANK_IN_A_ROW)) is not None:
-        finding = f"by step {step:,} targets use few directions (effective rank {ranks[-1]:.1f}, below {bound:.1f})"
-        return Diagnosis("collapsed", finding)
-    if record.collapsed:
-        return Diagnosis("collapsed", "the monitor noticed it")
-    signs = []
-    has_fallen = bool(ranks) and ranks[-1] * LARGE_FALL < max(ranks)
-    if std is not None and std < LOW_STD:
-        signs.append(f"relative std is {std:.3f} (below {COLLAPSED_STD:g} is a collapse)")
-    if ranks and (ranks[-1] < bound or (ranks[-1] < NEAR_COLLAPSE * bound and has_fallen)):
-        signs.append(f"effective rank fell from {max(ranks):.1f} to {ranks[-1]:.1f} (below {bound:.1f} is a collapse)")
+    bound, std, rank = rank_bound(record), record.last("std"), record.last("effective_rank")
     checks = [row for row in record.checks if is_number(row.get("knn")) and as_interval(row.get("knn_interval"))]
     best, last = max(checks, key=lambda row: float(row["knn"]), default={}), checks[-1] if checks else {}
-    least = 1.0 if has_fallen else LOST_ACCURACY
-    if last and last["knn_interval"][1] < best["knn_interval"][0] and last["knn"] < least * best["knn"]:
-        signs.append(f"k-NN fell from {best['knn']:.1f}% to {last['knn']:.1f}%")
-    if signs:
-        return Diagnosis("collapsing", " and ".join(signs))
-    seen = [f"relative std {std:.2f}"] if std is not None else []
-    return Diagnosis("", ", ".join([*seen, *(f"effective rank {rank:.1f}" for rank in ranks[-1:])]) or "no collapse")
+    signs = {
+        f"relative std is {std or 0:.3f} (below {COLLAPSED_STD:g} is a collapse)": std is not None and std < LOW_STD,
+        f"effective rank is {rank or 0:.1f} (below {bound:.1f} is a collapse)": rank is not None and rank < bound,
+        f"k-NN fell from {best.get('knn', 0):.1f}% to {last.get('knn', 0):.1f}%": bool(last)
+        and last["knn_interval"][1] < best["knn_interval"][0]
+        and last["knn"] < LOST_ACCURACY * best["knn"],
+    }
+    found = " and ".join(sign for sign, is_seen in signs.items() if is_seen)
+    for rows, name, least, length in (
+        (record.train_rows, "std", COLLAPSED_STD, LOW_STD_IN_A_ROW),
+        (record.checks, "effective_rank", bound, LOW_RANK_IN_A_ROW),
+    ):
+        if (step := _first_run_below(rows, name, least, length)) is not None:
+            return "collapsed", f"by step {step:,}{f', {found}' * bool(found)}"
+    if record.collapsed:
+        return "collapsed", found or "the monitor noticed it"
+    return ("collapsing", found) if found else None
 
 
 def _first_run_below(rows: Sequence[Row], name: str, bound: float, length: int) -> int | None:

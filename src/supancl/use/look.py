@@ -92,17 +92,18 @@ def map(
     check_above(limit, 1, "limit")
     check_above(seed, -1, "seed")
     opened = open_encoders(list(named), options, saves_results=False)
-    from supancl.reports.map import MapRequest, build_maps, map_page, name_encoders, to_panels
+    from supancl.reports.map import MapRequest, build_maps, map_page, name_encoders
     from supancl.reports.page import write_page
-    from supancl.reports.pictures import draw_panels
+    from supancl.reports.pictures import Panel, draw_panels
 
     request = MapRequest(source, listed_classes(classes), limit, seed)
     images, maps = build_maps(opened, name_encoders(opened, titles), request)
     make_folder(page.parent)
     if static:
-        draw_panels(to_panels(images, maps), images.classes, page)
+        panels = [Panel(encoder_map.title, encoder_map.points, images.labels.numpy()) for encoder_map in maps]
+        draw_panels(panels, images.classes, page)
     else:
-        write_page(page, map_page(source, images, maps))
+        write_page(page, map_page(images, maps))
     size = page.stat().st_size
     say(f"{page}: images: {len(images.names):,}, encoders: {len(maps)}, {size / 1e6:.1f} MB")
     return {
