@@ -22,7 +22,7 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.shorthands import FIELDS, RecipeSettings, parse_set
 from supancl.reporter import say, show, track
 from supancl.reports.tables import Table, plain_table
-from supancl.reports.verdict import headline, is_number, own_results, read_record
+from supancl.reports.verdict import is_number, own_results, quality_of_run, read_record
 from supancl.runs.folder import RunFolder, find_runs, folder_bytes, last_written, next_folder
 from supancl.stats import duration
 
@@ -100,7 +100,7 @@ def describe_run(path: Path) -> dict[str, Any]:
     else:
         run["state"] = record.state
     if run["state"] == "finished":
-        run["verdict"] = headline(record).lower()
+        run["verdict"] = quality_of_run(record)[0].lower()
     return run
 
 

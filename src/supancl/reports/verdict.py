@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 from supancl.errors import Collapsed, NonFinite, SupanclError, program_name
+from supancl.evaluation.results import figure_text
 from supancl.files import is_as_written, is_locked, read_json, reason
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import OUR_CHOICE
@@ -25,7 +26,7 @@ from supancl.stats import Interval, Quality, Tone, duration, quality
 LOW_STD = 0.3  # healthy runs stay above it (docs/monitor.md)
 LOST_ACCURACY = 2 / 3  # of the best k-NN; a run that collapses loses it first, while rank and std still go up and down
 OWN_EVALUATIONS = {"linear": "linear", "knn": r"knn(-k\d+)?"}  # the files; k is less for few references
-LAST_CHECK = "k-NN at the last check"
+TITLES = {"linear": "linear", "knn": "k-NN"}
 HEADLINES = {"good": "Clearly better", "unclear": "Unclear", "bad": "Not better"}
 Row = Mapping[str, Any]
 State = Literal["finished", "running", "stopped", "damaged", "collapsing", "collapsed", "not finite"]
@@ -214,14 +215,13 @@ def find_verdict(record: RunRecord) -> Verdict:
 
         advice = f" {likely_cause(record.recipe)}." if record.recipe is not None else ""
         return Verdict(found[0], "bad", found[0].capitalize(), f"{progress}; {found[1]}.{advice}")
-    name, found_quality = quality_of_run(record)
-    by, tone = f"{name}: {found_quality.text}" if name else found_quality.text, found_quality.tone
+    headline, (tone, by, _) = quality_of_run(record)
     if state == "running":
         return Verdict(state, "unclear", "Still training", f"{progress}; {by}.")
     if state == "stopped":
         resume = f"To continue it: {program_name()} pretrain --resume --out {shlex.quote(str(record.folder))}"
         return Verdict(state, "bad" if tone == "bad" else "unclear", "Stopped", f"{by}; {progress}. {resume}")
-    return Verdict(state, tone, headline(record), f"{by}; {progress}.")
+    return Verdict(state, tone, headline, f"{by}; {progress}.")
 
 
 def quality_of_result(result: Row) -> Quality | None:
@@ -261,18 +261,14 @@ def own_results(record: RunRecord) -> dict[str, Row]:
     return found
 
 
-def headline(record: RunRecord) -> str:
-    """How good a run is, in a word or two."""
-    name, found = quality_of_run(record)
-    return "Not evaluated" if name in ("", LAST_CHECK) else HEADLINES[found.tone]
-
-
 def quality_of_run(record: RunRecord) -> tuple[str, Quality]:
-    """Which evaluation says how good a run is, and what it says; without one the last check while training."""
+    """How good a run is in a word or two, and as its evaluation says it; without one, as the last check says it."""
     for name, result in own_results(record).items():
         if (found := quality_of_result(result)) is not None:
-            return LAST_CHECK if "is_last_check" in result else name, found
-    return "", Quality("unclear", "its accuracy was not measured")
+            is_last_check, figure = "is_last_check" in result, figure_text(result.get("cross_validated") or result)
+            text = f"{'at the last check ' * is_last_check}{TITLES[name]} {figure}, {found.text}"
+            return "Not evaluated" if is_last_check else HEADLINES[found.tone], found._replace(text=text)
+    return "Not evaluated", Quality("unclear", "its accuracy was not measured")
 
 
 def _describe_progress(record: RunRecord) -> str:
