@@ -24,7 +24,7 @@ from supancl.data.views.specs import Crops
 from supancl.runs.folder import RunFolder
 from supancl.training.pretraining import capture_step
 from supancl.training.speed import WARM_UP_STEPS, optimize_for_cuda
-from supancl.training.trainer import Trainer, can_share_step
+from supancl.training.trainer import Trainer
 from tests.core.test_label_weights import some_pairs
 from tests.files import noise
 from tests.helpers import draw
@@ -239,25 +239,6 @@ def test_a_run_with_replay_stops_resumes_and_names_its_bad_step(tmp_path: Path) 
     assert whole_run[-1]["knn"] > 80
     with pytest.raises(NonFinite, match=r"at step \d+ \(images"):
         pretrain(made.with_set({"optimizer.lr": 1e6, "schedule.warmup_epochs": 0}), out=tmp_path / "bad")
-
-
-@pytest.mark.parametrize("method", ["supsiam", "supbyol"])
-def test_a_captured_step_serves_another_seed_and_alpha(method: str) -> None:
-    settings = {"train.replay": True}
-    trainer = digits_trainer(method, **settings)
-    losses_of(trainer, 8)
-    changes: dict = {"train.seed": 3, "loss.alpha": 0.1, "optimizer.lr": 0.02}
-    captured, other = trainer.captured.replay, trainer.recipe.with_set(changes)
-    assert captured is not None
-    assert can_share_step(trainer, other)
-    trainer.restart(other, open_data(other.data, other.encoder.channels))
-    expected, again, apart = side_by_side(digits_trainer(method, **settings, **changes), trainer, 30)
-    assert trainer.captured.replay is captured
-    assert again == pytest.approx(expected, rel=1e-3, abs=1e-3)
-    assert max(shares[0] for shares in apart.values()) < 0.02  # nothing of the run before was left
-    assert max(statistics.median(shares) for shares in apart.values()) < 0.005
-    unlike = losses_of(digits_trainer(method, **settings), 5)
-    assert again[:5] != pytest.approx(unlike, rel=1e-3)
 
 
 def test_views_in_half_precision_are_those_of_the_cpu_to_half_a_grey_level() -> None:

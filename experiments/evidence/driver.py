@@ -28,7 +28,6 @@ from supancl.cli import main
 from supancl.errors import Interrupted
 from supancl.files import write_json
 from supancl.runs.provenance import commit
-from supancl.training.trainer import share_step
 
 ROOT = Path(__file__).parents[2]
 DRIVER = "driver "  # begins the name of a driver's own lock
@@ -147,17 +146,16 @@ def run(cells: Sequence[Cell], work: Work, until: float = float("inf")) -> None:
     locks, failed, begun, before = Locks(work.folder / "locks"), set[str](), time.monotonic(), Path.cwd()
     os.chdir(work.folder)
     try:
-        with share_step():  # seeds of one method share a captured step
-            while (left := left_of(cells, work, failed)) and time.monotonic() - begun < until:
-                cell = next((cell for cell in left if cell.is_ready(work) and locks.take(cell.name)), None)
-                if cell is None:
-                    if not any(not name.startswith(DRIVER) for name in locks.others()):
-                        return  # what the others need is not here
-                    time.sleep(1)
-                    continue
-                if left_of([cell], work):  # else another driver has just done it
-                    failed |= measure(cell, work, len(left) - 1)
-                locks.release(cell.name)
+        while (left := left_of(cells, work, failed)) and time.monotonic() - begun < until:
+            cell = next((cell for cell in left if cell.is_ready(work) and locks.take(cell.name)), None)
+            if cell is None:
+                if not any(not name.startswith(DRIVER) for name in locks.others()):
+                    return  # what the others need is not here
+                time.sleep(1)
+                continue
+            if left_of([cell], work):  # else another driver has just done it
+                failed |= measure(cell, work, len(left) - 1)
+            locks.release(cell.name)
     finally:
         os.chdir(before)
 

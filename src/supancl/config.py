@@ -55,7 +55,6 @@ Section = TypeVar("Section")
 MAY_CHANGE_ON_RESUME = "may change on resume"
 AUTOMATIC = "chosen automatically"  # the default means: the best value here; a run keeps the value that was chosen
 INCIDENTAL = "ignored when comparing runs"  # its seed, where and how fast it ran, how often it logged or saved
-FREE_IN_A_SHARED_STEP = "may differ between runs that share a step"  # a tensor on the device, or not used by the step
 
 # Marks of a public function's parameters, `Annotated[T, MARK]`, for its command
 FLAG, PYTHON = object(), object()  # a flag, not a positional argument; only in Python

@@ -216,11 +216,6 @@ def test_any_batch_and_any_pool_size_follow_the_definition(loss, kind, seed, bat
 
 
 def test_what_the_package_reads_of_a_loss():
-    class Own(Align):
-        pass
-
-    # a class of one's own may have another fifth argument
-    assert [loss.takes_alpha for loss in (Align(), Own(), Contrast())] == [True, False, False]
     assert [loss.normalizes for loss in (Align(), Contrast(), CrossEntropy())] == [True, True, False]
     batch = GlobalBatch.from_all_rows(units(2, 3, WIDTH), some_labels(3, CLASSES))
     assert batch.row_range == RowRange(0, 3, 3)

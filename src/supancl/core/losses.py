@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Natural, Positive, check_fields, marked
+from supancl.config import Count, Fraction, Natural, Positive, check_fields
 from supancl.core.labels import Labels, mean_weights, positive_weights
 from supancl.distributed import RowRange
 
@@ -69,11 +69,6 @@ class LossTraits:
         return False
 
     @property
-    def takes_alpha(self) -> bool:
-        """Whether a call accepts a tensor `alpha`, which replaces the number in the recipe."""
-        return type(self) in (Align, SemiAlign)  # a plugin's may override the call, or read self.alpha
-
-    @property
     def takes_pairs(self) -> bool:
         """Whether labels may be pairs (B, L, 2) of class and weight, for several or soft labels."""
         return type(self) in (Align, SemiAlign, Contrast, CrossEntropy)
@@ -97,7 +92,7 @@ class Align(LossTraits):
     """
 
     kind: Literal["align"] = "align"
-    alpha: Fraction = marked(1.0, FREE_IN_A_SHARED_STEP)
+    alpha: Fraction = 1.0
     form: Literal["cosine", "squared"] = "cosine"
     samples: Count | None = None  # M of Eq. 2; None: all positives of the pool
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Natural, Positive, Within, check_fields, marked
+from supancl.config import Count, Fraction, Natural, Positive, Within, check_fields
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.errors import BadInput
 
@@ -68,8 +68,8 @@ class BranchSpec:
     """
 
     target: Target = "stop-gradient"
-    momentum: Fraction = marked(0.996, FREE_IN_A_SHARED_STEP)
-    momentum_end: Fraction = marked(1.0, FREE_IN_A_SHARED_STEP)  # equal to `momentum`: constant
+    momentum: Fraction = 0.996
+    momentum_end: Fraction = 1.0  # equal to `momentum`: constant
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from supancl.config import (
     AUTOMATIC,
-    FREE_IN_A_SHARED_STEP,
     INCIDENTAL,
     MAY_CHANGE_ON_RESUME,
     Count,
@@ -43,8 +42,8 @@ class OptimizerSpec:
     """`lr` belongs to `reference_batch`; another batch size scales it linearly (App. F.3)."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    lr: Annotated[float, Within(0, 1e6, exclusive_low=True)] = marked(0.2, FREE_IN_A_SHARED_STEP)
-    reference_batch: Count = marked(128, FREE_IN_A_SHARED_STEP)
+    lr: Annotated[float, Within(0, 1e6, exclusive_low=True)] = 0.2
+    reference_batch: Count = 128
     momentum: Fraction = 0.9
     weight_decay: NotNegative = 1e-4  # on every parameter, batch norm and bias included
     # the encoder's rate is this times that of the projector; below 1 for a run that starts from good weights
@@ -59,8 +58,8 @@ class TrainSpec:
     epochs: Count = 200
     batch_size: Count = 128
     accumulate: Count = 1  # micro-batches per step; they add up to the batch size
-    seed: Annotated[int, Within(0, 2**63 - 1)] = marked(0, INCIDENTAL, FREE_IN_A_SHARED_STEP)
-    device: str = marked("auto", INCIDENTAL, FREE_IN_A_SHARED_STEP)  # auto, cpu, cuda or cuda:N
+    seed: Annotated[int, Within(0, 2**63 - 1)] = marked(0, INCIDENTAL)
+    device: str = marked("auto", INCIDENTAL)  # auto, cpu, cuda or cuda:N
     precision: Literal["auto", "fp32", "bf16"] = marked("auto", AUTOMATIC)  # auto: bf16 on a GPU that has it
     # None: on a GPU, if the run is long enough to repay the minute that compiling takes
     compile: bool | None = marked(None, AUTOMATIC, MAY_CHANGE_ON_RESUME, INCIDENTAL)
@@ -69,24 +68,24 @@ class TrainSpec:
     sync_norm: bool = True  # batch norm uses the statistics of all ranks
     gradients: Literal["fp32", "bf16"] = "fp32"  # their precision when ranks exchange them
     deterministic: bool = marked(False, INCIDENTAL)
-    log_every: Count = marked(10, INCIDENTAL, FREE_IN_A_SHARED_STEP)  # steps
-    checkpoint_epochs: Count = marked(1, INCIDENTAL, FREE_IN_A_SHARED_STEP)  # epochs between checkpoints
+    log_every: Count = marked(10, INCIDENTAL)  # steps
+    checkpoint_epochs: Count = marked(1, INCIDENTAL)  # epochs between checkpoints
     # steps; in addition to those at the end of epochs
-    checkpoint_every: Count | None = marked(None, INCIDENTAL, FREE_IN_A_SHARED_STEP)
-    monitor_every: Natural = marked(1, INCIDENTAL, FREE_IN_A_SHARED_STEP)  # epochs; 0 turns the monitor off
-    on_collapse: Literal["warn", "stop"] = marked("warn", MAY_CHANGE_ON_RESUME, INCIDENTAL, FREE_IN_A_SHARED_STEP)
+    checkpoint_every: Count | None = marked(None, INCIDENTAL)
+    monitor_every: Natural = marked(1, INCIDENTAL)  # epochs; 0 turns the monitor off
+    on_collapse: Literal["warn", "stop"] = marked("warn", MAY_CHANGE_ON_RESUME, INCIDENTAL)
     on_nan: Literal["stop", "skip"] = marked("stop", MAY_CHANGE_ON_RESUME, INCIDENTAL)
     # checkpoints of the finished run; while it trains there are two, or with "all" every one
-    keep: Literal["one", "none", "all"] = marked("one", MAY_CHANGE_ON_RESUME, INCIDENTAL, FREE_IN_A_SHARED_STEP)
+    keep: Literal["one", "none", "all"] = marked("one", MAY_CHANGE_ON_RESUME, INCIDENTAL)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a run. `paper` says which setting of the paper it is."""
 
-    name: str = field(metadata={FREE_IN_A_SHARED_STEP: True})
-    method: str = field(metadata={FREE_IN_A_SHARED_STEP: True})
-    paper: str = field(metadata={FREE_IN_A_SHARED_STEP: True, INCIDENTAL: True})
+    name: str
+    method: str
+    paper: str = field(metadata={INCIDENTAL: True})
     data: DataSpec
     views: ViewSpec
     encoder: EncoderSpec
@@ -95,10 +94,10 @@ class Recipe:
     pool: PoolSpec
     loss: Loss
     optimizer: OptimizerSpec
-    schedule: ScheduleSpec = field(metadata={FREE_IN_A_SHARED_STEP: True})
+    schedule: ScheduleSpec
     train: TrainSpec
     compat: Literal["paper", "released-code"] = "paper"
-    sources: Mapping[str, str] = field(default_factory=dict, metadata={INCIDENTAL: True, FREE_IN_A_SHARED_STEP: True})
+    sources: Mapping[str, str] = field(default_factory=dict, metadata={INCIDENTAL: True})
 
     def __post_init__(self) -> None:
         loss, pool, views, encoder, train = self.loss, self.pool, self.views, self.encoder, self.train

@@ -49,7 +49,6 @@ from supancl.training.checks import available_memory, check_data
 from supancl.training.loop import signals_that_stop
 from supancl.training.run import continued_recipe, read_results
 from supancl.training.start import resolve, train
-from supancl.training.trainer import share_step
 
 FAILURE_FILE = "failed.json"  # in the folder of a failed run: why it failed
 BYTES_PER_RUN = 1e9  # of a process with a small encoder: 0.9 GB on the digits, most of it torch
@@ -234,9 +233,8 @@ def train_each(
     their runs are saved.
     """
     if jobs == 1 or len(tasks) <= 1:
-        with share_step():
-            for name, task in tasks.items():
-                yield name, train_run(task, run_reporter)
+        for name, task in tasks.items():
+            yield name, train_run(task, run_reporter)
         return
 
     def stop(number: int, frame: Any) -> None:

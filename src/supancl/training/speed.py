@@ -1,4 +1,4 @@
-"""A faster step of the same values: compiled, recorded as a CUDA graph and replayed, shared by several runs.
+"""A faster step of the same values: compiled, or recorded as a CUDA graph and replayed.
 
 `compile_step` replaces methods of `Step` by compiled ones. `CapturedStep` records a step once and replays it: one
 launch per step instead of thousands.
@@ -77,6 +77,7 @@ def compile_step(step: Step, ranks: Ranks) -> None:
 
     Several ranks exchange data within a step: they compile only views, pool and unsynchronised branches.
     """
+    torch.compiler.reset()  # of earlier runs in this process: the compiler gives up on a function after eight modules
     if ranks.size == 1:
         step.forward_and_loss = torch.compile(step.forward_and_loss)  # type: ignore[method-assign]
     elif not step.recipe.train.sync_norm:
@@ -120,10 +121,6 @@ class CapturedStep:
         """Record the next step without taking it. Raises the libraries' error if that fails."""
         self.warm_up_steps_done = WARM_UP_STEPS + 1  # try only once
         self.replay = Replay(self.step, generator, batch)
-
-    def forget(self) -> None:
-        """Drop the captured step, whose tensors have been replaced, and warm up again."""
-        self.replay, self.warm_up_steps_done = None, 0
 
 
 class Replay:

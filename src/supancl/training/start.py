@@ -7,6 +7,7 @@ training begins, so that a mistake is reported at once.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -171,7 +172,7 @@ def train(
     from supancl.training.checks import check_memory
     from supancl.training.pretraining import Pretraining
     from supancl.training.speed import is_compiler_error, with_speed
-    from supancl.training.trainer import trainer_for
+    from supancl.training.trainer import Trainer
 
     if recipe is not None and data is not None and "source" in data.summary:
         joined: Any = data.summary.get("joined", ())
@@ -199,7 +200,8 @@ def train(
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(deterministic_mode(run_recipe.train.deterministic))
         try:
-            trainer = trainer_for(run_recipe, run_data, device, ranks)
+            gc.collect()  # the trainer of an earlier run has reference cycles
+            trainer = Trainer(run_recipe, run_data, device, ranks)
             # within the loop, the bar of the run shows how far it is
             with Pretraining(trainer, run_data, folder, resume, init, reporter) as loop, report_to(Reporter()):
                 loop.run()

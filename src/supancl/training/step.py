@@ -1,7 +1,7 @@
 """One training step as in the paper: images, views, branches, loss, gradients, weights, EMA, pool.
 
 Everything else wraps it from outside: speed.py compiles, records and replays it, trainer.py checks its losses. What
-differs between steps (number, order, rates, momentum, alpha) is on the device, in `StepInputs`: a step waits for
+differs between steps (number, order, rates, momentum) is on the device, in `StepInputs`: a step waits for
 nothing and can be recorded.
 """
 
@@ -75,7 +75,7 @@ class Step:
         They have gradients for a loss that compares samples; for others only the targets for the pool are gathered.
         """
         if self.ranks.size == 1:
-            return targets, {} if self.inputs.alpha is None else {"alpha": self.inputs.alpha}  # on the device
+            return targets, {}
         if self.recipe.loss.sees_batch(self.model.pool):
             all_targets = self.ranks.gather(targets, row_range.total, 1)
             return all_targets, {"global_batch": GlobalBatch(all_targets, labels, row_range)}
@@ -176,25 +176,10 @@ class StepInputs:
         self.rows = torch.arange(recipe.train.batch_size, device=device)
         self.step_tensor = torch.zeros(1, dtype=torch.long, device=device)
         self.first_nonfinite_step = torch.full((1,), -1, device=device)
-        # a captured step reads alpha from here; on a CPU it is a number in the loss
-        reads_alpha = recipe.loss.takes_alpha and recipe.pool.kind != "none" and device.type == "cuda"
-        self.alpha = torch.zeros((), device=device) if reads_alpha else None
         self._epoch, self._step_on_host = -1, 0
-        self._fill_alpha(recipe)
-
-    def restart(self, recipe: Recipe, data: Data) -> None:
-        """Begin another run of equal shapes in the same tensors."""
-        self.schedule = Schedule(recipe, data.train)
-        self._fill_alpha(recipe)
-        self.sums.zero_()
-        self.invalidate()
-
-    def _fill_alpha(self, recipe: Recipe) -> None:
-        if self.alpha is not None:
-            self.alpha.fill_(getattr(recipe.loss, "alpha", 1.0))
 
     def invalidate(self) -> None:
-        """After a load or a restart: let the next `move_to` fill everything again."""
+        """After a load: let the next `move_to` fill everything again."""
         self._epoch, self._step_on_host = -1, -1
         self.first_nonfinite_step.fill_(-1)
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from supancl.config import FREE_IN_A_SHARED_STEP, fields_marked, flattened
 from supancl.core.encoders import Encoder
 from supancl.core.methods import assemble
 from supancl.data.order import derive_seed
@@ -42,30 +37,13 @@ class Trainer:
         self.model = Model(recipe, len(data.classes), device, ranks, pairs)
         self.feed = Feed(self.inputs.images, self.inputs.local_positions, device, self.inputs.schedule.steps)
         may_replay = can_replay(recipe, device, ranks, self.feed)
-        self.captured = CapturedStep(self._build_step(may_replay), device, may_replay)
-        self._start(data)
-
-    def _start(self, data: Data) -> None:
-        self.monitor = Monitor(data, self.recipe.loss.supervised)
+        step = Step(recipe, self.model, self.inputs, self.is_finite, ranks, cache_casts=not may_replay)
+        if recipe.train.compile:
+            compile_step(step, ranks)
+        self.captured = CapturedStep(step, device, may_replay)
+        self.monitor = Monitor(data, recipe.loss.supervised)
         self.step = 0
         self.skipped_steps: list[int] = []  # without a finite loss
-
-    def _build_step(self, may_replay: bool) -> Step:
-        step = Step(self.recipe, self.model, self.inputs, self.is_finite, self.ranks, cache_casts=not may_replay)
-        if self.recipe.train.compile:
-            compile_step(step, self.ranks)
-        return step
-
-    def restart(self, recipe: Recipe, data: Data) -> None:
-        """Begin another run with the same step and tensors (`share_step`)."""
-        self.recipe = recipe
-        self.model.restart(recipe, len(data.classes), self.ranks)
-        self.inputs.restart(recipe, data)
-        self.feed = Feed(self.inputs.images, self.inputs.local_positions, self.device, self.inputs.schedule.steps)
-        self._start(data)
-        self.captured.step = self._build_step(self.captured.may_replay)  # a captured one is still replayed
-        if self.captured.replay is None:
-            self.captured.forget()  # try to capture again, and report a failure again
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -148,7 +126,6 @@ class Trainer:
                 f"{' or another plugin' if has_plugin_section(self.recipe) else ''}?"
             ) from None
         self.inputs.invalidate()
-        self.captured.forget()
 
 
 def checks_every_step(recipe: Recipe, device: torch.device) -> bool:
@@ -170,9 +147,10 @@ class Model:
 
     def __init__(self, recipe: Recipe, classes: int, device: torch.device, ranks: Ranks, pairs: int = 0) -> None:
         """`pairs` is the number of labels per image, 0 for one of weight 1."""
-        self.device, self.pairs = device, pairs
+        self.device = device
         torch.manual_seed(recipe.train.seed)
-        self.branches, self.pool = _assemble(recipe, classes, ranks, pairs)
+        specs = (recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss)
+        self.branches, self.pool = assemble(*specs, max(classes, 1), ranks, pairs)
         for encoder in (self.branches.encoder, self.branches.target_encoder):
             if isinstance(encoder, Encoder):
                 encoder.freeze_norm = recipe.optimizer.freeze_norm
@@ -190,20 +168,6 @@ class Model:
         self.ddp_branches = ranks.wrap_in_ddp(self.branches, device, recipe.train.gradients)
         self.optimizer = build_optimizer(recipe, self.branches, device)
         self.generator = torch.Generator(device).manual_seed(derive_seed(recipe.train.seed, 2))
-
-    def restart(self, recipe: Recipe, classes: int, ranks: Ranks) -> None:
-        """Begin another run in the same tensors, because a captured step reads them."""
-        torch.manual_seed(recipe.train.seed)
-        branches, pool = _assemble(recipe, classes, ranks, self.pairs)
-        self.branches.load_state_dict(branches.state_dict())
-        self.branches.train()
-        if self.pool is not None and pool is not None:
-            self.pool.load_state_dict(pool.state_dict())
-        for parameter_state in self.optimizer.state.values():
-            for value in parameter_state.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
-        self.generator.manual_seed(derive_seed(recipe.train.seed, 2))
 
     def copy_encoder(self, recipe: Recipe) -> Encoder:
         """A copy of the encoder for users: with torch's layers, in eval mode, sharing no tensors."""
@@ -258,12 +222,6 @@ class Model:
             group["lr"] = local["lr"]
 
 
-def _assemble(recipe: Recipe, classes: int, ranks: Ranks, pairs: int) -> Any:
-    return assemble(
-        recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(classes, 1), ranks, pairs
-    )
-
-
 def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """Two groups: encoder and projector, whose rate decays, and the predictor, whose rate may be constant.
 
@@ -283,62 +241,3 @@ def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.dev
             groups, betas=betas, weight_decay=spec.weight_decay, fused=True, capturable=device.type == "cuda"
         )
     return torch.optim.SGD(groups, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
-
-
-# --- one captured step for several runs -------------------------------------------------------------------------------
-
-
-class SharedTrainer:
-    """The trainer of the previous run, and a key of its data, within `share_step`.
-
-    Compiling and capturing take a minute, and a short run on small images not much more. A run reuses the tensors and
-    the step of the previous one if they fit: seeds, alphas and rates are values on the device.
-    """
-
-    trainer: Trainer | None = None
-    key: object = None
-
-
-_SHARED: ContextVar[SharedTrainer | None] = ContextVar("shared_trainer", default=None)
-
-
-@contextmanager
-def share_step() -> Iterator[None]:
-    """Let the runs in this block share a step if they can; its memory is freed at the end."""
-    token = _SHARED.set(SharedTrainer())
-    try:
-        yield
-    finally:
-        _SHARED.reset(token)
-
-
-def trainer_for(recipe: Recipe, data: Data, device: torch.device, ranks: Ranks = SINGLE_PROCESS) -> Trainer:
-    """A trainer at step 0: that of the previous run, restarted, if its step fits."""
-    shared = _SHARED.get()
-    if shared is None or ranks.size > 1:
-        return Trainer(recipe, data, device, ranks)
-    content = None if data.content is None else data.content.digest
-    key = (data.summary.get("source"), data.summary.get("fingerprint"), content, data.classes, len(data.train), device)
-    trainer = shared.trainer if shared.key == key else None
-    if trainer is not None and can_share_step(trainer, recipe):
-        trainer.restart(recipe, data)
-        return trainer
-    trainer = shared.trainer = None
-    gc.collect()  # a trainer has reference cycles; free its memory before the next one is built
-    torch.compiler.reset()  # the compiler gives up on a function after eight modules
-    shared.trainer, shared.key = Trainer(recipe, data, device, ranks), key
-    return shared.trainer
-
-
-def can_share_step(trainer: Trainer, recipe: Recipe) -> bool:
-    """Whether this recipe has the same step as the trainer."""
-    alphas = [flattened(spec).get("loss.alpha") for spec in (trainer.recipe, recipe)]
-    if trainer.inputs.alpha is None and alphas[0] != alphas[1]:
-        return False
-    if bool(trainer.recipe.train.compile) != bool(recipe.train.compile):
-        return False
-    fixed = []
-    for spec in (trainer.recipe, recipe):
-        free = fields_marked(spec, FREE_IN_A_SHARED_STEP)
-        fixed.append({key: value for key, value in flattened(spec).items() if key not in free})
-    return fixed[0] == fixed[1]

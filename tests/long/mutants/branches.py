@@ -69,7 +69,7 @@ HEADS = (
     Mutant('normed = self.last_norm != "none"', 'normed = self.last_norm == "batch"'),
 )
 
-SPECS = (Mutant("marked(0.996, FREE_IN_A_SHARED_STEP)", "marked(0.99, FREE_IN_A_SHARED_STEP)"),)
+SPECS = (Mutant("momentum: Fraction = 0.996", "momentum: Fraction = 0.99"),)
 SKIPPED = "not timm and not trains_with_local and not convolutional and not one_size"
 GROUPS = (
     Group("core/specs.py", ("tests/core/test_branches.py", "-k", SKIPPED), SPECS),
