@@ -5,6 +5,7 @@ import random
 import shlex
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import supancl.training.step
 from supancl import METHODS, Reporter, pretrain
 from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, NonFinite
-from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from supancl.runs.checkpoint import checkpoints
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import read_end
 from supancl.training.run import load
@@ -258,22 +259,6 @@ def test_a_run_that_keeps_no_checkpoint_is_known_to_be_finished(tmp_path: Path) 
     assert not load(run).collapsed
 
 
-def test_past_a_damaged_checkpoint_the_previous_sound_one_is_kept_too(tmp_path: Path) -> None:
-    recipe, data, folder = tiny_recipe(train__checkpoint_every=2), tiny_data(), tmp_path / "run"
-    with pytest.raises(Crash):
-        pretrain(recipe, data, folder, reporter=CrashAt(9))  # steps 6 and 8 are saved
-    checkpoints(folder / "checkpoints")[-1].write_bytes(b"damaged")
-    checkpoints(folder / "checkpoints")[0].rename(folder / "checkpoints" / "step-000000003.pt")
-    content = load_checkpoint(folder / "checkpoints" / "step-000000003.pt")
-    save_checkpoint(folder / "checkpoints", 3, content | {"step": 3})
-    with pytest.raises(Crash):
-        pretrain(None, data, folder, resume=True, reporter=CrashAt(7))  # 4, 5 (the epoch's) and 6 are saved
-    assert [path.name[-5:-3] for path in checkpoints(folder / "checkpoints")] == ["05", "06", "08"]
-    state, damaged = load_newest(folder / "checkpoints")
-    assert state is not None
-    assert (state["step"], len(damaged)) == (6, 1)
-
-
 def test_a_run_without_a_checkpoint_begins_anew_on_the_data_as_they_are_now(tmp_path: Path) -> None:
     """Else it could be continued no more, for the data it was not trained on."""
     recipe, folder, more = tiny_recipe(), tmp_path / "run", tiny_data(classes=4)
@@ -286,12 +271,14 @@ def test_a_run_without_a_checkpoint_begins_anew_on_the_data_as_they_are_now(tmp_
     assert final_state(folder)
 
 
-def test_what_a_killed_run_left_half_written_is_removed(tmp_path: Path) -> None:
-    recipe, data, folder = tiny_recipe(), tiny_data(), tmp_path / "run"
+def test_python_resumes_semi_with_the_recipe_that_it_began_with(tmp_path):
+    asked = tiny_recipe("semi")
+    own = {name: text for name, text in asked.sources.items() if name != "loss.warmup"}
+    made = replace(asked, loss=replace(asked.loss, warmup=200), sources=own)  # as in a recipe of the package
     with pytest.raises(Crash):
-        pretrain(recipe, data, folder, reporter=CrashAt(7))
-    left = [folder / "checkpoints" / ".step-000000007.pt.4242.tmp", folder / ".encoder.safetensors.4242.tmp"]
-    for path in left:
-        path.write_bytes(b"half")
-    pretrain(None, data, folder, resume=True)
-    assert not any(path.exists() for path in left)
+        pretrain(made, tiny_data(), tmp_path / "run", reporter=CrashAt(3))
+    pretrain(made, tiny_data(), tmp_path / "run", resume=True)
+    folder = RunFolder(tmp_path / "run")
+    assert folder.read_recipe()[0].loss.warmup == folder.metrics()[-1]["step"] // 2
+    with pytest.raises(BadInput, match=mentions("loss.warmup")):
+        pretrain(made.with_set({"loss.warmup": 1}), tiny_data(), tmp_path / "run", resume=True)

@@ -12,40 +12,19 @@ from scipy import stats
 
 from supancl.stats import (
     Interval,
-    PooledDeviation,
-    difference_interval,
     episode_half_width,
     mean_interval,
     paired_accuracy_interval,
-    pooled_deviation,
-    seed_stats_numpy,
     wilson_interval,
 )
 
-OURS, THEIRS = [70.1, 70.9, 70.2, 71.4], [68.0, 69.1, 68.5]
+OURS = [70.1, 70.9, 70.2, 71.4]
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
     low, high = stats.t.interval(0.95, 3, loc=statistics.fmean(OURS), scale=stats.sem(OURS))
     assert mean_interval(OURS) == pytest.approx((statistics.fmean(OURS), low, high))
-    assert mean_interval(OURS, seed_stats_numpy) == pytest.approx(mean_interval(OURS))
     assert mean_interval([1.0]) == Interval(1.0, -math.inf, math.inf)
-
-
-def test_the_interval_of_a_difference_is_scipys() -> None:
-    expected = stats.ttest_ind(OURS, THEIRS).confidence_interval(0.95)
-    found = difference_interval(OURS, THEIRS)
-    assert found[1:] == pytest.approx((expected.low, expected.high))
-    assert found.mean == statistics.fmean(OURS) - statistics.fmean(THEIRS)
-    bonferroni = stats.ttest_ind(OURS, THEIRS).confidence_interval(1 - 0.05 / 4)
-    assert difference_interval(OURS, THEIRS, picked_of=4)[1:] == pytest.approx((bonferroni.low, bonferroni.high))
-
-
-def test_a_difference_of_single_values_needs_the_spread_of_others() -> None:
-    assert difference_interval([70.0], [68.0]) == Interval(2.0, -math.inf, math.inf)
-    half = stats.t.ppf(0.975, 8) * 0.2 * 2**0.5
-    assert difference_interval([70.0], [68.0], PooledDeviation(0.2, 8)) == pytest.approx((2, 2 - half, 2 + half))
-    assert pooled_deviation([[1.0], [2.0]]) is None
 
 
 def test_intervals_over_episodes() -> None:

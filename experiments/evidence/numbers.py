@@ -20,7 +20,7 @@ from scipy import stats
 from supancl.errors import BadInput
 from supancl.evaluation.results import average
 from supancl.evaluation.suite import rank_encoders
-from supancl.stats import PooledDeviation, difference_interval, pooled_deviation, seed_stats, t_quantile
+from supancl.stats import Interval, seed_stats, t_quantile
 
 RESULTS = Path(__file__).parents[1] / "results"
 DECIMALS = 5  # pages have fewer
@@ -45,7 +45,7 @@ LABELS = ("4", "all", "1", "16")  # a class
 
 Result = dict[str, Any]
 Number = tuple[str, ...]  # study, row, column, value, low, high, n (seeds, or of what it says), source
-Spread = Callable[[str], PooledDeviation | None]
+Spread = Callable[[str], "PooledDeviation | None"]
 
 # study -> row -> pattern of the files of its seeds; rows of one group share their deviation over seeds
 ROWS: Mapping[str, Sequence[Mapping[str, str]]] = {
@@ -159,6 +159,38 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float], picked_of: in
     """ours - theirs with a standard deviation for each side; each needs two values."""
     found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(1 - 0.05 / picked_of)
     return Gap(fmean(ours) - fmean(theirs), float(found.low), float(found.high))
+
+
+class PooledDeviation(NamedTuple):
+    """The standard deviation between seeds, pooled over several groups of them, and its degrees of freedom."""
+
+    deviation: float
+    freedom: int
+
+
+def pooled_deviation(groups: Iterable[Sequence[float]]) -> PooledDeviation | None:
+    """The deviation within groups; None if no group has two values."""
+    usable = [values for values in groups if len(values) > 1]
+    freedom = sum(len(values) - 1 for values in usable)
+    if not freedom:
+        return None
+    squares = sum((value - fmean(values)) ** 2 for values in usable for value in values)
+    return PooledDeviation(math.sqrt(squares / freedom), freedom)
+
+
+def difference_interval(
+    ours: Sequence[float], theirs: Sequence[float], deviation: PooledDeviation | None = None, picked_of: int = 1
+) -> Interval:
+    """ours - theirs with one standard deviation for both: `deviation`, or else pooled from the two sides.
+
+    Infinite if neither side has two values and no `deviation` is passed. `picked_of`: see `t_quantile`.
+    """
+    mean = fmean(ours) - fmean(theirs)
+    deviation = deviation or pooled_deviation([ours, theirs])
+    if deviation is None:
+        return Interval(mean, -math.inf, math.inf)
+    half = t_quantile(deviation.freedom, picked_of) * deviation.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs))
+    return Interval(mean, mean - half, mean + half)
 
 
 def gap(ours: Sequence[float], theirs: Sequence[float], others: PooledDeviation | None, picked_of: int = 1) -> Gap:

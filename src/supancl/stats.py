@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -49,13 +49,6 @@ TOO_FEW_IMAGES = 10  # below this it may be 60 points wide: no verdict
 NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(0.975)
 
 
-class PooledDeviation(NamedTuple):
-    """The standard deviation between seeds, pooled over several groups of them, and its degrees of freedom."""
-
-    deviation: float
-    freedom: int
-
-
 # --- seeds ------------------------------------------------------------------------------------------------------------
 
 
@@ -75,20 +68,6 @@ def seed_stats_numpy(values: Sequence[float]) -> SeedStats:
     return SeedStats(float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else math.nan)
 
 
-def pooled_deviation(groups: Iterable[Sequence[float]]) -> PooledDeviation | None:
-    """The deviation within groups; None if no group has two values.
-
-    >>> pooled_deviation([[1.0, 3.0], [5.0, 5.0], [9.0]])
-    PooledDeviation(deviation=1.0, freedom=2)
-    """
-    usable = [values for values in groups if len(values) > 1]
-    freedom = sum(len(values) - 1 for values in usable)
-    if not freedom:
-        return None
-    squares = sum((value - statistics.fmean(values)) ** 2 for values in usable for value in values)
-    return PooledDeviation(math.sqrt(squares / freedom), freedom)
-
-
 # --- Student's t ------------------------------------------------------------------------------------------------------
 
 
@@ -104,29 +83,14 @@ def t_half_width(sd: float, n: int) -> float:
     return t_quantile(n - 1) * sd / math.sqrt(n) if n > 1 else math.inf
 
 
-def mean_interval(values: Sequence[float], summarize: Callable[[Sequence[float]], SeedStats] = seed_stats) -> Interval:
+def mean_interval(values: Sequence[float]) -> Interval:
     """Student's interval of a mean; for seed-by-seed differences this is the paired interval.
 
     >>> [round(value, 2) for value in mean_interval([1.0, 2.0, 3.0])]
     [2.0, -0.48, 4.48]
     """
-    mean, sd = summarize(values)
+    mean, sd = seed_stats(values)
     half = t_half_width(sd, len(values))
-    return Interval(mean, mean - half, mean + half)
-
-
-def difference_interval(
-    ours: Sequence[float], theirs: Sequence[float], deviation: PooledDeviation | None = None, picked_of: int = 1
-) -> Interval:
-    """ours - theirs with one standard deviation for both: `deviation`, or else pooled from the two sides.
-
-    Infinite if neither side has two values and no `deviation` is passed. `picked_of`: see `t_quantile`.
-    """
-    mean = statistics.fmean(ours) - statistics.fmean(theirs)
-    deviation = deviation or pooled_deviation([ours, theirs])
-    if deviation is None:
-        return Interval(mean, -math.inf, math.inf)
-    half = t_quantile(deviation.freedom, picked_of) * deviation.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs))
     return Interval(mean, mean - half, mean + half)
 
 

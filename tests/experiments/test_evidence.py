@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -17,11 +19,19 @@ from scipy import stats
 
 from experiments.evidence import numbers, pages
 from experiments.evidence.__main__ import main
-from experiments.evidence.numbers import RESULTS, gap, mean_of, read_results
+from experiments.evidence.numbers import (
+    RESULTS,
+    PooledDeviation,
+    difference_interval,
+    gap,
+    mean_of,
+    pooled_deviation,
+    read_results,
+)
 from experiments.evidence.repeat import cells, values_of
 from supancl.cli import build_parser
 from supancl.errors import BadInput
-from supancl.stats import PooledDeviation
+from supancl.stats import Interval
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,3 +141,22 @@ def answer_of(words: list[str]) -> dict:
 
 def test_a_study_needs_a_name() -> None:
     assert main(["run"]) == 2
+
+
+OURS, THEIRS = [70.1, 70.9, 70.2, 71.4], [68.0, 69.1, 68.5]
+
+
+def test_the_interval_of_a_difference_is_scipys() -> None:
+    expected = stats.ttest_ind(OURS, THEIRS).confidence_interval(0.95)
+    found = difference_interval(OURS, THEIRS)
+    assert found[1:] == pytest.approx((expected.low, expected.high))
+    assert found.mean == statistics.fmean(OURS) - statistics.fmean(THEIRS)
+    bonferroni = stats.ttest_ind(OURS, THEIRS).confidence_interval(1 - 0.05 / 4)
+    assert difference_interval(OURS, THEIRS, picked_of=4)[1:] == pytest.approx((bonferroni.low, bonferroni.high))
+
+
+def test_a_difference_of_single_values_needs_the_spread_of_others() -> None:
+    assert difference_interval([70.0], [68.0]) == Interval(2.0, -math.inf, math.inf)
+    half = stats.t.ppf(0.975, 8) * 0.2 * 2**0.5
+    assert difference_interval([70.0], [68.0], PooledDeviation(0.2, 8)) == pytest.approx((2, 2 - half, 2 + half))
+    assert pooled_deviation([[1.0], [2.0]]) is None

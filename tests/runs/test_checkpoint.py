@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import supancl.runs.checkpoint
-from supancl import BadInput, Interrupted, Reporter, load_encoder, pretrain
+from supancl import BadInput, Interrupted, Reporter, pretrain
 from supancl.runs.checkpoint import (
     SCHEMA_VERSION,
     DamagedFile,
@@ -28,7 +28,7 @@ from supancl.runs.checkpoint import (
 )
 from supancl.runs.folder import RunFolder
 from supancl.training.trainer import Trainer
-from tests.files import contents, mentions
+from tests.files import mentions
 from tests.tiny import assert_same_bits, flat, tiny_data, tiny_recipe
 
 LONG = 20.0  # seconds after which whoever still waits has waited in vain
@@ -56,12 +56,6 @@ def test_the_newest_sound_checkpoint_is_taken_and_damaged_ones_are_named(tmp_pat
     old.write_bytes(b"torn")
     with pytest.raises(BadInput, match=mentions(old, new, "remove")):
         load_newest(tmp_path)
-
-
-def test_a_tensor_that_claims_more_bytes_than_the_file_is_refused(tmp_path: Path) -> None:
-    torch.save({"w": torch.zeros(1).expand(10**8)}, tmp_path / "x.pt")
-    with pytest.raises(BadInput, match=mentions("x.pt", "400,000,000 bytes")):
-        load_tensors(tmp_path / "x.pt")
 
 
 def test_later_checkpoints_stay_when_a_run_that_went_back_saves(tmp_path: Path) -> None:
@@ -135,42 +129,6 @@ def test_a_save_returns_at_once_the_next_one_waits_and_so_does_the_end(tmp_path:
         second.join(LONG)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000000001.pt", "step-000000002.pt"]
     assert not gate.in_vain
-
-
-@pytest.mark.parametrize("raises", ["save", "wait"])
-def test_what_could_not_be_written_is_raised_by_the_next_call(tmp_path: Path, monkeypatch, raises: str) -> None:
-    save_checkpoint(tmp_path, 1, {"step": 1})
-    before = contents(tmp_path)
-    with closing(Writer()) as writer:
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "fsync", full_disk)
-            writer.save(tmp_path, 2, {"step": 2})
-            writer._thread.submit(int).result(LONG)  # the thread has come past it
-        with pytest.raises(BadInput, match=mentions("step-000000002.pt", "No space left on device", "resume")):
-            writer.wait() if raises == "wait" else writer.save(tmp_path, 3, {"step": 3})
-        writer.wait()  # raised once
-    assert contents(tmp_path) == before
-
-
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch) -> None:
-    gate, seen = Gate(monkeypatch), []
-
-    class Open(Reporter):
-        def on_step(self, step, row):
-            if step == 8:  # the checkpoint of step 5 has not been written
-                assert gate.begun.wait(LONG)
-                seen.extend(checkpoints(tmp_path / "slow" / "checkpoints"))
-                gate.opened.set()
-
-    recipe, data = tiny_recipe("supbyol", train__keep="all"), tiny_data()
-    slow = pretrain(recipe, data, tmp_path / "slow", reporter=Open())
-    assert (seen, gate.in_vain, gate.steps) == ([], False, [5, 10])
-    monkeypatch.undo()
-    pretrain(recipe, data, tmp_path / "plain")
-    for name in ("step-000000005.pt", "step-000000010.pt"):
-        files = (load_checkpoint(tmp_path / run / "checkpoints" / name) for run in ("slow", "plain"))
-        assert_same_bits(*map(flat, files))
-    assert_same_bits(load_encoder(slow.folder).state_dict(), load_encoder(tmp_path / "plain").state_dict())
 
 
 def test_the_lock_is_held_until_the_last_file_is_written(tmp_path: Path, monkeypatch) -> None:

@@ -86,16 +86,6 @@ def drawn(run: Path, tag: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.usefixtures("calm")
-def test_a_curve_shows_the_rows(tmp_path: Path) -> None:
-    rows = pretrain(tiny_recipe("supbyol"), tiny_data(), tmp_path / "run").metrics
-    for kind, name in {"train": "loss", "monitor": "knn"}.items():
-        logged = [(row["step"], row[name]) for row in rows if row["kind"] == kind and row[name] is not None]
-        curve = drawn(tmp_path / "run", f"{kind}/{name}")
-        assert [step for step, _ in curve] == [step for step, _ in logged]
-        assert [value for _, value in curve] == pytest.approx([value for _, value in logged])
-
-
-@pytest.mark.usefixtures("calm")
 def test_rows_of_a_run_that_was_killed_after_its_checkpoint_are_drawn_once(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
 

@@ -1,10 +1,7 @@
 """`supancl runs`: what is there, how it stands, and what may be deleted."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,27 +79,9 @@ def test_nothing_in_a_folder_makes_the_list_fail(runs: Path, content: bytes) -> 
     assert found["finished.json"] == "stopped at 10"
 
 
-def test_links_are_not_followed(runs: Path, tmp_path: Path) -> None:
-    (runs / "link").symlink_to(runs / "finished")
-    (runs / "round").symlink_to(runs)
-    os.mkfifo(runs / "deep" / "pipe")
-    assert len(states(runs)) == 3
-
-
 def test_the_list_and_as_json(runs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = supancl(capsys, "runs", "--json", "runs.json")
     assert said.code == 0
     assert_mentions(said.out, "finished", "tiny.supsiam", "arrays", "stopped at 5", "1/2", "damaged", "recipe.json")
     assert [run["state"] for run in json.loads(Path("runs.json").read_text())["runs"]] == list(states(runs).values())
-
-
-def test_a_list_of_finished_runs_needs_no_torch(made: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from supancl.reports.listings import list_runs;"
-        "print(len(list_runs(Path(sys.argv[1]))['runs']), 'torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(made / "finished")], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split()[-2:] == ["1", "False"]

@@ -132,19 +132,6 @@ def test_a_model_folder_describes_its_images(home: Path, weights) -> None:
         open_encoder(other)
 
 
-def test_a_vit_small_with_12_heads_is_ours(home: Path) -> None:
-    """timm's has 6, and no tensor shows it."""
-    spec = EncoderSpec("vit-small", size=16)
-    with quickly_built():
-        encoder = spec.build().eval()
-        arguments = {"num_heads": 12, "img_size": 16}
-        config = {"architecture": "vit_small_patch16_224", "model_args": arguments, "pretrained_cfg": {}}
-        back = open_encoder(model_folder(home / "model", encoder.body.state_dict(), **config))
-    assert back.spec == spec
-    images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(back(images), encoder(images))
-
-
 def test_an_open_encoder_follows_the_start(home: Path, weights) -> None:
     model_folder(home / "model", weights)
     followed = follow_start(recipe("auto.supsiam"), "model")

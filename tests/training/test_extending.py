@@ -66,20 +66,6 @@ def test_it_resumes_to_the_same_bits_without_the_old_run(finished: Path, tmp_pat
     assert RunFolder(tmp_path / "again").read_recipe()[0].schedule.restart_epoch == 4
 
 
-def test_a_kill_while_the_folder_is_made_leaves_nothing_of_that_name(
-    finished: Path, tmp_path: Path, monkeypatch
-) -> None:
-    def killed(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("supancl.runs.checkpoint.save_checkpoint", killed)
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(extend=finished, epochs=4, out=tmp_path / "longer", data=tiny_data())
-    monkeypatch.undo()
-    assert list(tmp_path.iterdir()) == []
-    pretrain(extend=finished, epochs=3, out=tmp_path / "longer", data=tiny_data())
-
-
 def test_an_unfinished_run_and_one_without_checkpoint_say_what_to_do(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(Crash):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "stopped", reporter=CrashAt(7))

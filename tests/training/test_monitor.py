@@ -8,10 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from supancl import Collapsed, effective_rank, pretrain, recipe
-from supancl.core.encoders import Encoder
 from supancl.core.pools import Queue
-from supancl.data.splits import Split
-from supancl.probes import Features, embed
+from supancl.probes import embed
 from supancl.training.monitor import (
     COLLAPSED_STD,
     LOW_RANK_IN_A_ROW,
@@ -144,22 +142,6 @@ def test_of_partly_labelled_images_the_monitor_takes_the_labelled_ones(monkeypat
     assert 0 < len(monitor.held_out) == monitor.held_out.num_labelled == min(20, partly.held_out.num_labelled)
     whole = tiny_data(400)
     assert torch.equal(Monitor(whole, True).reference.index, whole.train.sample(20).index)
-
-
-def test_without_labels_there_is_no_accuracy_and_no_training_image_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = tiny_data(unlabelled=1.0)
-    encoder = Trainer(tiny_recipe("simsiam"), data, CPU).model.branches.encoder
-    seen = []
-
-    def counted(encoder: Encoder, split: Split) -> Features:
-        seen.append(len(split))
-        return embed(encoder, split)
-
-    monkeypatch.setattr("supancl.training.monitor.embed", counted)
-    row = Monitor(data, False).measure(encoder, of_rank(9), None, CPU)
-    assert seen == [len(data.held_out)]
-    assert math.isnan(row["knn"])
-    assert math.isnan(row["s_w"])
 
 
 def of_rank(rank: int, size: int = 256, width: int = 64) -> torch.Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from supancl import METHODS, BadInput, NonFinite, Recipe, load_encoder, pretrain
+from supancl import BadInput, NonFinite, Recipe, pretrain
 from supancl.data.splits import Data
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
@@ -197,16 +197,6 @@ def test_accumulation_changes_nothing_where_the_loss_does_not_see_the_batch(meth
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_one_label_in_ten_trains_with_the_same_call(method: str, tmp_path: Path) -> None:
-    data = tiny_data(100, unlabelled=0.9)
-    assert 2 <= int((data.train.labels >= 0).sum()) <= 20
-    rows = pretrain(tiny_recipe(method), data, tmp_path / "run").metrics
-    losses = [row["loss"] for row in rows if row["kind"] == "train"]
-    assert len(losses) == 24
-    assert all(np.isfinite(losses))
-
-
 def test_training_learns(tmp_path: Path) -> None:
     recipe = tiny_recipe("supsiam", train__epochs=4, optimizer__lr=0.1)
     run = pretrain(recipe, tiny_data(200), tmp_path / "run")
@@ -217,14 +207,6 @@ def test_training_learns(tmp_path: Path) -> None:
 
 
 # --- what a run leaves ------------------------------------------------------------------------------------------------
-
-
-def test_the_saved_encoder_gives_the_features_of_the_trained_one(tmp_path: Path) -> None:
-    run = pretrain(tiny_recipe("byol"), tiny_data(), tmp_path / "run")
-    images = torch.randn(5, 1, SIDE, SIDE)
-    loaded = load_encoder(run.folder)
-    assert torch.equal(loaded(images), run.encoder(images))
-    assert not loaded.training
 
 
 def test_init_starts_both_branches_from_the_file(monkeypatch, tmp_path: Path) -> None:

@@ -44,15 +44,6 @@ def test_a_stopped_run_ends_with_the_same_bits(method, pool, settings, tmp_path)
     assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
 
 
-@pytest.mark.parametrize("method", ["supsiam", "supcon", "crossentropy"])
-def test_labels_that_all_have_weight_1_train_as_class_numbers_do(method, tmp_path):
-    """The same bits, and the same pool: it is the same run."""
-    labels, images = np.arange(30) % 3, noise(30, 8, 8)
-    for name, given in (("numbers", labels), ("columns", np.eye(3)[labels])):
-        pretrain(tiny_recipe(method), from_arrays(images, given), tmp_path / name)
-    assert_same_bits(final_state(tmp_path / "numbers"), final_state(tmp_path / "columns"))
-
-
 def test_other_weights_train_another_encoder():
     """Labels reach the loss: weights change it, also for a pool that has filled."""
     found = []
@@ -112,29 +103,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def described(folder) -> dict:
-    return json.loads((folder / "recipe.json").read_text())
-
-
-def test_from_a_column_per_class_to_an_encoder(here, capsys):
-    rows = ["1,0,0", "1,0.7,0", ",,", "0,0,1"]
-    for i in range(24):
-        picture(here / f"{i}.png", seed=i)
-    path = table(here / "list.csv", "file,id,cat,dog,fox", *(f"{i}.png,{i},{rows[i % 4]}" for i in range(24)))
-    columns = ("--columns", "image=file,label=cat+dog+fox")
-    supancl(capsys, "data", "show", path, *columns, "--out", "sheets", "--json", "facts.json")
-    assert json.loads((here / "facts.json").read_text())["histogram"] == {
-        "cat": {"train": 12}, "dog": {"train": 6}, "fox": {"train": 6}, "(unlabelled)": {"train": 6},
-    }  # fmt: skip
-    trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", path, *columns, *TINY, "--out", "run")
-    assert trained.code == 0, trained.err
-    about = described(here / "run")["data"]
-    assert (about["classes"], about["labels_per_image"]["most"]) == (3, 2)
-    assert supancl(capsys, "embed", "run", "--data", path, "--out", "features.npz").code == 0
-    with np.load(here / "features.npz") as features:
-        assert features["train_labels"][1].tolist() == [1, pytest.approx(0.7), 0]
-
-
 def test_from_nested_folders_to_an_encoder(here, capsys):
     class_folders(here / "photos", ("animal/cat", "animal/dog", "plant/rose", "plant"), 6)
     levels = ("--set", "data.hierarchy=paths", "--set", "data.level_weights=[2,1]")
@@ -144,7 +112,7 @@ def test_from_nested_folders_to_an_encoder(here, capsys):
     assert facts["histogram"]["plant"] == {"train": 12}
     trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", "photos", *levels, *TINY, "--out", "run")
     assert trained.code == 0, trained.err
-    recipe = described(here / "run")
+    recipe = json.loads((here / "run" / "recipe.json").read_text())
     assert recipe["recipe"]["data"]["hierarchy"] == "paths"
     assert recipe["recipe"]["data"]["level_weights"] == [2, 1]
     assert (recipe["data"]["classes"], recipe["data"]["labels_per_image"]["largest_weight"]) == (5, 2)
