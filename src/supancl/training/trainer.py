@@ -150,7 +150,8 @@ class Model:
         self.device = device
         torch.manual_seed(recipe.train.seed)
         specs = (recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss)
-        self.branches, self.pool = assemble(*specs, max(classes, 1), ranks, pairs)
+        assembled: Any = assemble(*specs, max(classes, 1), ranks, pairs)
+        self.branches, self.pool = assembled
         for encoder in (self.branches.encoder, self.branches.target_encoder):
             if isinstance(encoder, Encoder):
                 encoder.freeze_norm = recipe.optimizer.freeze_norm
