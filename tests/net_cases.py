@@ -74,6 +74,7 @@ RENAMED: dict[str, str] = {}  # fields of results, logs and pools: the old name 
 # fields that tell where and when a result was made, not what it is
 CIRCUMSTANCES = {"seconds", "commit", "versions", "hardware", "images_per_second", "time", "out", "encoder", "pictures"}
 CIRCUMSTANCES |= {"row", "crc"}  # of the log: the checksum covers the speed
+CIRCUMSTANCES |= {"with_label_noise"}  # of an audit, which does not repeat a run's wrong labels any more
 
 
 class Row(NamedTuple):

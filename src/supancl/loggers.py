@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
-from uuid import uuid4
+from typing import Any, ClassVar, NamedTuple
 
 from supancl.config import flattened, to_json
 from supancl.errors import BadInput, did_you_mean
@@ -26,22 +23,16 @@ from supancl.runs.log import row_numbers
 from supancl.version import __version__
 
 SECONDS_BETWEEN = 1.0  # rows are collected and sent together: a request per row would slow down training
-MAX_TAG_LENGTH = 64  # of W&B
-MAX_VALUE_LENGTH, BATCH = 500, 100  # of MLflow: characters of a setting, settings or metrics in a request
 Numbers = dict[str, float]
 
 
-@dataclass(frozen=True)
-class LoggedRun:
+class LoggedRun(NamedTuple):
     """What a service gets about a run before its numbers."""
 
     folder: Path
+    name: str
     settings: dict[str, Any]  # of the recipe, by dotted name
     tags: dict[str, str]
-
-    @property
-    def name(self) -> str:
-        return self.folder.resolve().name
 
 
 class RunLogger(ForwardingReporter, ABC):
@@ -56,7 +47,7 @@ class RunLogger(ForwardingReporter, ABC):
     def __init__(self, reporter: Reporter | None = None, warn: Callable[[str], None] | None = None) -> None:
         super().__init__(reporter or Reporter())
         self.warn_user = warn or (warnings.warn if reporter is None else reporter.warn)
-        self.folder, self.run_id = Path(), ""
+        self.record, self.run_id = Path(), ""
         self.is_open, self.step, self.steps, self.last_sent = False, 0, 0, 0.0
         self.pending: list[tuple[int, Numbers]] = []
         self.last_row = -1  # sent, or to be sent: see `_add`
@@ -74,34 +65,34 @@ class RunLogger(ForwardingReporter, ABC):
         """End the service's run; it may continue later if it is not finished."""
 
     def on_start(self, recipe: Any, data: Any, folder: Path, device: str, step: int, steps: int) -> None:
-        self.reporter.on_start(recipe, data, folder, device, step, steps)
-        self.folder, self.step, self.steps = folder, step, steps
+        super().on_start(recipe, data, folder, device, step, steps)
+        self.record, self.step, self.steps = folder / "loggers" / f"{self.name}.json", step, steps
         self.is_open, self.pending = False, []
         tags = {"recipe": recipe.name, "method": recipe.method, "device": device, "supancl": __version__}
         settings = {name: to_json(value) for name, value in flattened(recipe).items() if name != "sources"}
-        self._attempt(lambda: self._start(LoggedRun(folder, settings, tags)))
+        self._attempt(lambda: self._start(LoggedRun(folder.resolve(), folder.resolve().name, settings, tags)))
 
     def on_step(self, step: int, row: dict[str, Any] | None) -> None:
-        self.reporter.on_step(step, row)
+        super().on_step(step, row)
         self.step = step
         if row is not None:
             self._log(row)
 
     def on_epoch(self, row: dict[str, Any]) -> None:
-        self.reporter.on_epoch(row)
+        super().on_epoch(row)
         self._log(row)
 
     def on_end(self) -> None:
-        self.reporter.on_end()
+        super().on_end()
         if self.is_open:
             self._attempt(self._end)
 
     def _start(self, run: LoggedRun) -> None:
-        make_inner_folder(self.folder / "loggers")
-        record = read_json(self.folder / "loggers" / f"{self.name}.json")
+        make_inner_folder(self.record.parent)
+        record = read_json(self.record)
         run_id = str(record["run_id"]) if re.fullmatch(r"[\w-]{1,100}", str(record.get("run_id", ""))) else None
         self.last_row = int(record.get("last_row", -1)) if run_id else -1
-        for row in RunFolder(self.folder).metrics():
+        for row in RunFolder(run.folder).metrics():
             self._add(row)
         if self.step < self.steps or self.pending:  # else the run is finished, and the service has all of it
             self.run_id = self.open(run, run_id)
@@ -120,7 +111,7 @@ class RunLogger(ForwardingReporter, ABC):
                 self._attempt(self._send)
 
     def _add(self, row: dict[str, Any]) -> None:
-        """Keep the row to be sent, unless it was sent before: a resumed or rolled back run repeats steps."""
+        """Keep the row to be sent, unless it was sent before: a resumed run repeats steps."""
         kind, step = row["kind"], row["step"]
         number = 2 * step + (kind == "monitor")  # the monitor's row comes after that of its step
         if number > self.last_row:
@@ -132,8 +123,7 @@ class RunLogger(ForwardingReporter, ABC):
     def _send(self) -> None:
         self.send(self.pending)
         self.pending, self.last_sent = [], time.monotonic()
-        content = {"run_id": self.run_id, "last_row": self.last_row}
-        write_json(self.folder / "loggers" / f"{self.name}.json", content)
+        write_json(self.record, {"run_id": self.run_id, "last_row": self.last_row})
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Do this; if it fails, warn and leave the service out from now on."""
@@ -156,27 +146,20 @@ class WandbLogger(RunLogger):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else wandb reports its errors even when offline
         import wandb
 
-        folder = os.environ.get("WANDB_DIR")
-        if folder is None:
-            folder = str(run.folder.resolve())
-            make_inner_folder(run.folder.resolve() / "wandb")
-        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        if "WANDB_DIR" not in os.environ:
+            make_inner_folder(run.folder / "wandb")
         self.run = wandb.init(
-            id=run_id or uuid4().hex[:8],
+            id=run_id,
             resume="allow",
-            mode=mode,
-            dir=folder,
+            mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
+            dir=os.environ.get("WANDB_DIR", str(run.folder)),
             project=os.environ.get("WANDB_PROJECT", "supancl"),
             name=os.environ.get("WANDB_NAME", run.name),
             config=run.settings | run.tags | {"run_folder": run.name},
-            tags=[run.tags[key][:MAX_TAG_LENGTH] for key in ("recipe", "method")],
+            tags=[run.tags["recipe"], run.tags["method"]],
             settings=wandb.Settings(console="off", silent=True),
         )
-        if self.run.offline:
-            files = f"{shlex.quote(os.path.relpath(folder))}/wandb/offline-run-*{self.run.id}"
-            self.note(f"wandb: offline run {self.run.id}; upload it with: wandb sync {files}")
-        else:
-            self.note(f"wandb: {self.run.url}")
+        self.note(f"wandb: {self.run.url or f'wandb sync {os.path.relpath(self.run.settings.sync_dir)}'}")
         return str(self.run.id)
 
     def send(self, rows: Sequence[tuple[int, Numbers]]) -> None:
@@ -201,10 +184,10 @@ class MlflowLogger(RunLogger):
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        own = run.folder.resolve() / "mlruns"
-        place = os.environ.get("MLFLOW_TRACKING_URI") or own.as_uri()
-        if place == own.as_uri():
-            make_inner_folder(own)
+        place = os.environ.get("MLFLOW_TRACKING_URI")
+        if not place:
+            make_inner_folder(run.folder / "mlruns")
+            place = (run.folder / "mlruns").as_uri()
         self.client = MlflowClient(place)
         if run_id is not None:
             self.client.update_run(run_id, status="RUNNING")
@@ -216,9 +199,7 @@ class MlflowLogger(RunLogger):
                 experiment = self.client.get_experiment_by_name(name).experiment_id
             run_id = str(self.client.create_run(experiment, tags=run.tags, run_name=run.name).info.run_id)
             texts = {name: v if isinstance(v, str) else json.dumps(v) for name, v in run.settings.items()}
-            params = [Param(name, text[:MAX_VALUE_LENGTH]) for name, text in texts.items()]
-            for start in range(0, len(params), BATCH):
-                self.client.log_batch(run_id, params=params[start : start + BATCH])
+            self.client.log_batch(run_id, params=[Param(name, text) for name, text in texts.items()])
         self.note(f"mlflow: run {run_id} in {place}")
         return run_id
 
@@ -227,8 +208,7 @@ class MlflowLogger(RunLogger):
 
         now = int(time.time() * 1000)
         metrics = [Metric(name, number, now, step) for step, numbers in rows for name, number in numbers.items()]
-        for start in range(0, len(metrics), BATCH):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+        self.client.log_batch(self.run_id, metrics=metrics)
 
     def close(self, is_finished: bool) -> None:
         if self.client is not None:

@@ -11,9 +11,7 @@ from selenium.webdriver import Keys
 
 from supancl.evaluation.audit import Audit, DuplicatePair, Outlier, Suspect
 from supancl.files import absolute_path
-from supancl.probes.label_scores import WrongShare
 from supancl.reports.map import audit_page
-from supancl.stats import Interval
 from tests.browser.conftest import Browser
 from tests.maps import NASTY, made_images
 
@@ -40,8 +38,9 @@ def made_audit(count: int, suspects: int) -> tuple[Audit, np.ndarray]:
     pairs.append(DuplicatePair(5, count - 1, "mirrored", 7.0))
     summary = {
         "trained_on_these_labels": True,
-        "with_label_noise": False,
         "wrong_percent": 4.1,
+        "wrong_interval": [3.2, 5.0],
+        "outliers": 3,
         "agreement": 1.0,
         "suspects": suspects,
         "judged": count,
@@ -52,9 +51,8 @@ def made_audit(count: int, suspects: int) -> tuple[Audit, np.ndarray]:
         "look_first": 20,
     }
     neighbours = torch.from_numpy(np.argsort(-similarity, axis=1)[:, :8].copy())
-    wrong = WrongShare(Interval(4.1, 3.2, 5.0), 40)
     outliers = [Outlier(7, 3.5), Outlier(9, 2.0), Outlier(49, 1.8)]  # the last one has no label
-    return Audit(images, listed, pairs, outliers, neighbours, wrong, count, summary), features
+    return Audit(images, listed, pairs, outliers, neighbours, summary), features
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ pixels. So the search does not depend on how good the encoder is.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,16 +20,16 @@ from torch import Tensor
 from supancl.core.labels import Labels
 from supancl.data.labels import label_texts, with_leaf_labels
 from supancl.data.sources.libraries import local_caches
-from supancl.data.splits import Data, Source, Split
+from supancl.data.splits import Source, Split
 from supancl.data.store.memory import Batch
 from supancl.data.views.render import View
 from supancl.errors import BadInput
-from supancl.evaluation.data import is_read_as_trained, mask_held_out, prepare_run_data, read_source, spec_for
-from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, shares_images
+from supancl.evaluation.data import held_out_mask, is_read_as_trained, read_source, spec_for
+from supancl.evaluation.encoder import EvaluatedEncoder, shares_images
 from supancl.probes.classifiers import UNLIKE_QUANTILE
 from supancl.probes.features import Features
 from supancl.probes.knn import DEFAULT_K, Neighbours, default_k, neighbours
-from supancl.probes.label_scores import LabelScores, WrongShare, judged_rows, label_scores, share_of_wrong_labels
+from supancl.probes.label_scores import LabelScores, judged_rows, label_scores, share_of_wrong_labels
 from supancl.reporter import report_to, track
 
 HELD_OUT = "held-out"
@@ -70,7 +71,6 @@ class ListedImages(NamedTuple):
     classes: tuple[str, ...]
     split_names: list[str]  # one per image: train, held-out, val or test
     has_files: bool  # whether names are paths
-    with_label_noise: bool = False  # labels are those that the run was trained on, some of them made wrong
     cells: Sequence[str] | None = None
 
     def take(self, rows: Tensor) -> ListedImages:
@@ -90,6 +90,11 @@ class ListedImages(NamedTuple):
         """The given label of an image; empty if it has none."""
         label = int(self.labels[row])
         return self.classes[label] if label >= 0 else ""
+
+    def key(self, row: int) -> tuple[str, str]:
+        """An image's absolute path and the split that its source has it in."""
+        split = self.split_names[row]
+        return os.path.abspath(self.names[row]), "train" if split == HELD_OUT else split
 
     def is_across_splits(self, pair: DuplicatePair) -> bool:
         """Whether one of the two may have been trained on while the other is tested."""
@@ -133,9 +138,7 @@ class Audit:
     duplicates: list[DuplicatePair]
     outliers: list[Outlier]  # the strangest first
     neighbours: Tensor  # (N, 8 or fewer) rows of the nearest images
-    wrong: WrongShare | None  # None: too few labels to say
-    judged: int
-    summary: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any]
 
 
 def audit_labels(
@@ -184,15 +187,13 @@ def audit_labels(
         "trained_on_these_labels": recipe is not None
         and recipe.loss.supervised
         and shares_images(evaluated, data, splits),
-        "with_label_noise": images.with_label_noise,
         "duplicates": len(duplicates),
         "same_pixels": sum(pair.kind == "same pixels" for pair in duplicates),
         "across_splits": sum(map(images.is_across_splits, duplicates)),
         "duplicates_with_other_labels": sum(images.has_other_label(pair) is True for pair in duplicates),
         "outliers": len(outliers),
     }
-    shown = matches.rows[:, :NEIGHBOURS_SHOWN].cpu()
-    return Audit(images, suspects, duplicates, outliers, shown, wrong, len(scores.labels), summary)
+    return Audit(images, suspects, duplicates, outliers, matches.rows[:, :NEIGHBOURS_SHOWN].cpu(), summary)
 
 
 def nearest_others(values: Tensor, k: int) -> Neighbours:
@@ -203,8 +204,7 @@ def nearest_others(values: Tensor, k: int) -> Neighbours:
 def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requested: str | None) -> ListedImages:
     """The images of all splits; `held-out` are those of the run's train split that it was not trained on.
 
-    Labels that the run's `data.label_noise` made wrong are listed so, not as in the source. Of a hierarchy the labels
-    are the leaves.
+    Of a hierarchy the labels are the leaves.
     """
     by_leaf = with_leaf_labels(source)
     splits = {split_name: split for split_name, split in by_leaf.splits.items() if len(split)}
@@ -213,33 +213,11 @@ def list_images(evaluated: EvaluatedEncoder, source: Source, name: str, requeste
     every = Labels.of(torch.cat([split.all_labels.tensor.cpu() for split in splits.values()]))
     labels = every.heaviest(every.counts())
     cells = None if every.has_one_each else label_texts(every, torch.arange(len(names)), by_leaf.classes)
-    run_data = prepare_run_data(evaluated, requested, source) if "train" in splits else None
-    if run_data is not None:
-        is_held_out = iter(mask_held_out(source, run_data).tolist())
+    mask = held_out_mask(evaluated, requested, source) if "train" in splits else None
+    if mask is not None:
+        is_held_out = iter(mask.tolist())
         split_names = [HELD_OUT if each == "train" and next(is_held_out) else each for each in split_names]
-    with_noise = has_label_noise(evaluated, requested) and run_data is not None
-    if with_noise and run_data is not None:
-        is_train = torch.tensor([each in ("train", HELD_OUT) for each in split_names])
-        labels[is_train] = _labels_in_training(splits["train"], source.classes, run_data)
-    has_files = source.has_files
-    return ListedImages(name, splits, names, labels, by_leaf.classes, split_names, has_files, with_noise, cells)
-
-
-def has_label_noise(evaluated: EvaluatedEncoder, source: str | None) -> bool:
-    """Whether the run was trained on this source with labels made wrong on purpose."""
-    recipe = evaluated.recipe
-    return recipe is not None and recipe.data.label_noise > 0 and is_run_source(evaluated, source)
-
-
-def _labels_in_training(train: Split, classes: Sequence[str], run_data: Data) -> Tensor:
-    """Labels of the train split, each as the run had it; those of images that it did not have stay."""
-    labels, index = train.labels.cpu().clone(), train.index.cpu()
-    rows = torch.empty(int(index.max()) + 1, dtype=torch.long)
-    rows[index] = torch.arange(len(index))
-    has_label = run_data.train.labels >= 0
-    ids = torch.tensor([classes.index(name) for name in run_data.classes])  # classes may be left out of the run
-    labels[rows[run_data.train.index[has_label].cpu()]] = ids[run_data.train.labels[has_label]]
-    return labels
+    return ListedImages(name, splits, names, labels, by_leaf.classes, split_names, source.has_files, cells)
 
 
 def list_suspects(scores: LabelScores) -> list[Suspect]:
@@ -264,28 +242,25 @@ def find_outliers(matches: Neighbours) -> list[Outlier]:
     return [Outlier(row, float(factor[row])) for row in rows.tolist()]
 
 
-def describe(audit: Audit) -> list[str]:
+def describe(summary: dict[str, Any]) -> list[str]:
     """What was found, in sentences: the share of wrong labels, what to look at first, duplicates, and cautions."""
-    summary, wrong, labels = audit.summary, audit.wrong, f"{audit.judged:,} labels"
-    if wrong is None:
-        share = f"{labels}: too few to say what share is wrong"
-    elif not wrong.is_reliable:
-        share = f"{labels}: the encoder does not separate their classes well enough to say what share is wrong"
+    labels = f"{summary['judged']:,} labels"
+    if summary["agreement"] is None:
+        lines = [f"{labels}: too few to say what share is wrong"]
+    elif summary["wrong_percent"] is None:
+        lines = [f"{labels}: the encoder does not separate their classes well enough to say what share is wrong"]
     else:
-        mean, low, high = wrong.percent
-        share = f"about {mean:.1f}% [{low:.1f}, {high:.1f}] of {labels} look wrong"
-    lines = [share]
-    if audit.suspects:
-        lines.append(f"suspects: {len(audit.suspects):,}; look at the first {summary['look_first']:,} first")
-    if audit.duplicates:
+        low, high = summary["wrong_interval"]
+        lines = [f"about {summary['wrong_percent']:.1f}% [{low:.1f}, {high:.1f}] of {labels} look wrong"]
+    if summary["suspects"]:
+        lines.append(f"suspects: {summary['suspects']:,}; look at the first {summary['look_first']:,} first")
+    if summary["duplicates"]:
         lines.append(
             f"pairs of duplicates: {summary['duplicates']:,} (same pixels: {summary['same_pixels']:,}, across splits: "
             f"{summary['across_splits']:,}, with different labels: {summary['duplicates_with_other_labels']:,})"
         )
-    if audit.outliers:
-        lines.append(f"images unlike all others: {len(audit.outliers):,}")
-    if summary["with_label_noise"]:
-        lines.append("these are the labels that the run was trained on, with those that data.label_noise made wrong")
+    if summary["outliers"]:
+        lines.append(f"images unlike all others: {summary['outliers']:,}")
     if summary["trained_on_these_labels"]:
         lines.append("the encoder was trained with these labels and may have learned wrong ones, which it then misses")
     return lines

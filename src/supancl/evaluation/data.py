@@ -332,13 +332,7 @@ def check_measurable(evaluated: EvaluatedEncoder, data: EvaluationData, settings
 
 
 def held_out_mask(evaluated: EvaluatedEncoder, source: str | None, source_data: Source) -> Tensor | None:
-    """Mask of the train images that the run held out; None if the data are not the run's or have changed."""
-    run_data = prepare_run_data(evaluated, source, source_data)
-    return None if run_data is None else mask_held_out(source_data, run_data)
-
-
-def prepare_run_data(evaluated: EvaluatedEncoder, source: str | None, source_data: Source) -> Data | None:
-    """The source as the run was trained on it; None if it is not the run's, or, with a warning, if it has changed."""
+    """Mask of the train images that the run held out; None if it is not the run's source, or has changed (it warns)."""
     if evaluated.run is None or evaluated.recipe is None or not is_run_source(evaluated, source):
         return None
     try:
@@ -348,9 +342,4 @@ def prepare_run_data(evaluated: EvaluatedEncoder, source: str | None, source_dat
     except BadInput as error:
         evaluated.reporter.warn(f"which images {evaluated.location} held out is not known: {error}")
         return None
-    return run_data
-
-
-def mask_held_out(source_data: Source, run_data: Data) -> Tensor:
-    """Mask of the train images of a source that are not among those of a run."""
     return ~torch.isin(source_data.splits["train"].index.cpu(), run_data.train.index.cpu())

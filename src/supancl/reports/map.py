@@ -276,7 +276,7 @@ def audit_page(audit: Audit) -> str:
     data |= images_data(images, [*rows, *rest])
     sprites = draw_sprites(images.take(torch.tensor(rows, dtype=torch.long)).splits.values(), data)
     title = f"Audit of {short_source(images.source)}: {len(images.names):,} images"
-    share, *lines = (f"{line[0].upper()}{line[1:]}." for line in describe(audit))
+    share, *lines = (f"{line[0].upper()}{line[1:]}." for line in describe(audit.summary))
     found_list = f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
     body = AUDIT_BODY.format(saved=SAVED[not images.has_files])
     banners, content = [Banner("unclear", "", share)], {"audit": data, "sprites": sprites}

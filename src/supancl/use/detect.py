@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from typing_extensions import TypedDict, Unpack
+
 from supancl.config import replaced
 from supancl.errors import BadInput, Interrupted
 from supancl.files import Output, check_no_link, make_folder, write_json, write_sealed_json
@@ -21,45 +23,35 @@ if TYPE_CHECKING:
     from supancl.detection.scenes import DetectData
     from supancl.detection.train import DetectRun
 
-Years = Literal["07+12", "2007", "2012"]
 SCORES = ("AP", "AP50", "AP75")
 
 
-def detect(
-    encoder: str | None = None,
-    *,
-    data: str | None = None,
-    year: Years | None = None,
-    test: str | None = None,
-    images: str | None = None,
-    arch: Literal["c4", "fpn"] | None = None,
-    iters: int | None = None,
-    batch_size: int | None = None,
-    lr: float | None = None,
-    freeze: tuple[str, ...] | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    precision: Literal["auto", "fp32", "bf16"] | None = None,
-    eval_every: int | None = None,
-    set: Mapping[str, Any] | list[str] | None = None,
-    seeds: int = 1,
-    resume: bool = False,
-    out: str | Path | None = None,
-) -> dict[str, Any]:
-    """Fine-tune an object detector from an encoder, and test it.
+class DetectPlace(TypedDict, total=False):
+    """Images with boxes.
 
     Parameters
     ----------
-    encoder
-        a run folder, encoder.safetensors, checkpoint, or random:resnet50
     data
-        a VOC root (it holds VOCdevkit/), COCO's folder, or a COCO JSON to train on
+        a VOC root (it holds VOCdevkit/), COCO's folder, or a COCO JSON
     year
         lists of VOC: both years, or one of them
     test
         a COCO JSON to test on
     images
         the folder of a COCO JSON's images (default: the JSON's folder)
+    """
+
+    data: str
+    year: Literal["07+12", "2007", "2012"]
+    test: str
+    images: str
+
+
+class DetectSettings(DetectPlace, total=False):
+    """Settings of the detector; `set` takes any other field.
+
+    Parameters
+    ----------
     arch
         c4 (as the paper) or fpn
     iters
@@ -78,6 +70,34 @@ def detect(
         auto, fp32 or bf16
     eval_every
         steps between tests (0: only at the end)
+    """
+
+    arch: Literal["c4", "fpn"]
+    iters: int
+    batch_size: int
+    lr: float
+    freeze: tuple[str, ...]
+    seed: int
+    device: str
+    precision: Literal["auto", "fp32", "bf16"]
+    eval_every: int
+
+
+def detect(
+    encoder: str | None = None,
+    *,
+    set: Mapping[str, Any] | list[str] | None = None,
+    seeds: int = 1,
+    resume: bool = False,
+    out: str | Path | None = None,
+    **settings: Unpack[DetectSettings],
+) -> dict[str, Any]:
+    """Fine-tune an object detector from an encoder, and test it.
+
+    Parameters
+    ----------
+    encoder
+        a run folder, encoder.safetensors, checkpoint, or random:resnet50
     set
         any field of the detector's settings
     seeds
@@ -86,6 +106,8 @@ def detect(
         continue the run in out
     out
         folder of the run (default: runs/detect-NNN)
+    settings
+        the images, and settings of the detector (`supancl detect train --help`)
 
     Returns
     -------
@@ -104,13 +126,8 @@ def detect(
     from supancl.detection.train import DetectFolder, score_stats, train_detector
     from supancl.reports.pictures import draw_detection_curves, draw_detection_sheet
 
-    given = {
-        "arch": arch, "iters": iters, "batch_size": batch_size, "lr": lr, "freeze": freeze, "seed": seed,
-        "device": device, "precision": precision, "eval_every": eval_every,
-    }  # fmt: skip
-    overrides = {name: value for name, value in given.items() if value is not None} | parse_set(set)
     folder = Path(out) if out else next_folder("detect")
-    encoder, source, spec = resolve_settings(encoder, (data, year, test, images), overrides, folder, resume)
+    encoder, source, spec = resolve_settings(encoder, {**settings, **parse_set(set)}, folder if resume else None)
     folders = [folder] if seeds == 1 else [folder / f"seed-{spec.seed + i}" for i in range(seeds)]
     if any(folder.glob("seed-*/detect.json")) if seeds == 1 else (folder / "detect.json").exists():
         raise BadInput(f"{folder} holds runs of another number of seeds; choose another out")
@@ -134,66 +151,59 @@ def detect(
         "spread": score_stats([run.scores for run in runs.values()]),
         "pictures": [str(folder / "curves.png"), *(str(path / "detections.png") for path in folders)],
     }
+    rows = dict(result["runs"])
     if seeds > 1:
         write_json(folder / "seeds.json", result)
-    spread = (
-        {key: {name: result["spread"][name][key] for name in SCORES} for key in ("mean", "std")} if seeds > 1 else {}
-    )
-    show_scores(f"{encoder} -> {folder}", "run", {**result["runs"], **spread})
+        rows |= {key: {name: result["spread"][name][key] for name in SCORES} for key in ("mean", "std")}
+    show_scores(f"{encoder} -> {folder}", "run", rows)
     say(f"pictures: {', '.join(result['pictures'])}")
     return result
 
 
-def place_of_data(
-    saved: DetectData | None, data: str | None, year: str | None, test: str | None, images: str | None
-) -> DetectData:
+def place_of_data(saved: DetectData | None, given: Mapping[str, Any]) -> DetectData:
     """The images that are named, or those of a saved run."""
     from supancl.detection.scenes import DetectData
 
-    if data is None and saved is None:
+    paths = {name: str(Path(given[name]).resolve()) for name in ("data", "test", "images") if given.get(name)}
+    if "data" in paths:
+        saved = DetectData(paths.pop("data"))
+    if saved is None:
         raise BadInput("name the images with data: a VOC root, COCO's folder, or a COCO JSON")
-    place = saved if data is None else DetectData(str(Path(data).resolve()))
-    assert place is not None
-    overrides: dict[str, str] = {"year": year} if year else {}
-    overrides |= {name: str(Path(path).resolve()) for name, path in (("test", test), ("images", images)) if path}
-    return replace(place, **overrides)
+    return replace(saved, **paths, **({"year": given["year"]} if given.get("year") else {}))
 
 
 def resolve_settings(
-    encoder: str | None, places: tuple[Any, ...], overrides: dict[str, Any], out: Path, resume: bool
+    encoder: str | None, given: dict[str, Any], resumed: Path | None
 ) -> tuple[str, DetectData, DetectSpec]:
     """Encoder, data and settings; a resumed run has saved ones, which must match what is given."""
     from supancl.detection import detect_spec
     from supancl.detection.train import DetectFolder
 
-    if isinstance(overrides.get("freeze"), (str, tuple)):
-        names = overrides["freeze"].split(",") if isinstance(overrides["freeze"], str) else overrides["freeze"]
-        overrides["freeze"] = [name for name in names if name]
+    place = {name: given.pop(name) for name in DetectPlace.__annotations__ if name in given}
+    if "freeze" in given:
+        names = given["freeze"].split(",") if isinstance(given["freeze"], str) else given["freeze"]
+        given["freeze"] = [name for name in names if name]
     # the shorter number first: seed-5 before seed-10
-    seed_files = sorted(out.glob("seed-*/detect.json"), key=lambda file: (len(file.parent.name), file.parent.name))
-    candidates = [out / "detect.json", *seed_files] if resume else []
+    candidates = [] if resumed is None else sorted(resumed.glob("seed-*/detect.json"), key=lambda f: (len(str(f)), f))
+    candidates += [] if resumed is None else [resumed / "detect.json"]
     started = next((file.parent for file in candidates if file.exists()), None)
     if started is None:
         if encoder is None:
             raise BadInput("name an encoder: a run folder, an encoder.safetensors, a checkpoint or random:resnet50")
-        return encoder, place_of_data(None, *places), detect_spec("c4", overrides)
+        return encoder, place_of_data(None, place), detect_spec("c4", given)
     spec, data, saved_encoder, _ = DetectFolder(started).read_settings()
-    for name, value in overrides.items():
+    for name, value in given.items():
         spec = replaced(spec, name, value)
-    return encoder or saved_encoder, place_of_data(data, *places), spec
+    return encoder or saved_encoder, place_of_data(data, place), spec
 
 
 def show_scores(title: str, column: str, rows: Mapping[str, Mapping[str, float | None]]) -> None:
     """Print a table of AP, AP50 and AP75."""
-
-    def cell(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
-    show(
-        plain_table(
-            title, [column, *SCORES], [[name, *(cell(row[key]) for key in SCORES)] for name, row in rows.items()]
-        )
-    )
+    texts = [
+        [name, *("-" if (value := row[key]) is None else f"{value:.2f}" for key in SCORES)]
+        for name, row in rows.items()
+    ]
+    show(plain_table(title, [column, *SCORES], texts))
 
 
 # --- test -------------------------------------------------------------------------------------------------------------
@@ -202,13 +212,10 @@ def show_scores(title: str, column: str, rows: Mapping[str, Mapping[str, float |
 def score(
     detector: str,
     *,
-    data: str | None = None,
-    year: Years | None = None,
-    test: str | None = None,
-    images: str | None = None,
     limit: int = 0,
     device: str = "auto",
     out: str | Path | None = None,
+    **place: Unpack[DetectPlace],
 ) -> dict[str, Any]:
     """Test a trained detector.
 
@@ -216,14 +223,6 @@ def score(
     ----------
     detector
         the folder of a detector's run, or its detector.safetensors
-    data
-        a VOC root (it holds VOCdevkit/), COCO's folder, or a COCO JSON
-    year
-        lists of VOC: both years, or one of them
-    test
-        a COCO JSON to test on
-    images
-        the folder of a COCO JSON's images (default: the JSON's folder)
     limit
         test images at most, evenly spaced (0: all)
     device
@@ -248,7 +247,7 @@ def score(
     saved, on = load_detector(detector), pick_device(device)
     run = DetectFolder(Path(detector) if Path(detector).is_dir() else Path(detector).parent)
     saved_data = run.read_settings()[1] if run.has_run else None
-    requested = place_of_data(saved_data, data, year, test, images)
+    requested = place_of_data(saved_data, place)
     folder = Path(out) if out else run.path / "evaluate"
     Output(folder, replaces=Path.is_dir).check()
     if not out:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,21 +16,20 @@ from supancl.config import FLAG, checked
 from supancl.core.labels import Labels
 from supancl.data.from_python import Images, is_image_file, label_numbers, list_images, split_labels
 from supancl.data.labels import label_texts, weight_matrix, with_given_labels
-from supancl.data.opening import check_source, load, open_source
+from supancl.data.opening import load
 from supancl.data.spec import DataSpec
 from supancl.data.splits import Data, Source, Split, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.data.views.render import View, evaluation_short_side
 from supancl.errors import BadInput
 from supancl.files import Output, escape_formula, make_writable, path_in_table
-from supancl.reporter import current_reporter, say, track_task
-from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders
+from supancl.reporter import say, track_task
+from supancl.use import EncoderArgument, EncoderOptions, check_named_source, open_encoders
 
 if TYPE_CHECKING:
     import torch
 
     from supancl.core.encoders import Encoder
-    from supancl.evaluation.encoder import EvaluatedEncoder
     from supancl.probes.features import Features
 else:
     from supancl.lazy import torch
@@ -77,87 +76,70 @@ def embed(
     (5, 128)
     """
     checked(view, View, "view")
-    check_above(options.get("batch_size", 256), 0, "batch_size")
-    if isinstance(data, (str, Path)) and not is_image_file(data) and "@" not in str(data):
-        check_source(str(data))
-    if out is not None:
-        output = Output(Path(out), tuple(WRITERS)).check()
-        (evaluated,) = open_encoders(encoder, options, saves_results=False)
-        return embed_to_file(evaluated, str(data), output, view)
-    from supancl.probes import features as probes
+    is_source = isinstance(data, (str, Path)) and not is_image_file(data)
+    if is_source:
+        check_named_source(str(data))
+    elif out is not None:
+        raise BadInput(f"out {out}: only for the images of a source; leave it out")
+    output = None if out is None else Output(Path(out), tuple(WRITERS)).check()
+    usual: dict[str, Any] = {} if output else {"no_cache": True}
+    (evaluated,) = open_encoders(encoder, {**usual, **options}, saves_results=False)
+    from supancl.evaluation.data import held_out_mask, is_read_as_trained, read_source, spec_for
+    from supancl.probes.features import Features
 
-    (evaluated,) = open_encoders(encoder, {"no_cache": True, **options}, saves_results=False)
-    chosen = evaluated.options
-    how = (chosen.device, chosen.batch_size, chosen.layer, chosen.normalize, view)
-    splits = list(find_splits(evaluated.encoder, data, view))
-    found = [probes.embed(evaluated.encoder, split, *how, current_reporter().on_progress) for split in splits]
-    values, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return probes.Features(values, labels, paths=[name for split in splits for name in names_of(split)])
+    if is_source:
+        as_trained = is_read_as_trained(evaluated, str(data), view)
+        spec = spec_for(evaluated, str(data))
+        data = read_source(evaluated, spec, view, None, as_trained, several_labels=True)
+    splits = data.splits if isinstance(data, Source) else {"images": split_in_python(evaluated.encoder, data, view)}
+    values = {name: evaluated.features(split, view).values for name, split in splits.items()}
+    images = with_given_labels(data) if isinstance(data, Source) else None
+    labels = torch.cat([split.labels.cpu() for split in (images.splits if images else splits).values()])
+    paths = [name for split in splits.values() for name in names_of(split)]
+    features = Features(torch.cat(list(values.values())), labels, paths=paths)
+    if output is None or images is None:
+        return features
+    mask = held_out_mask(evaluated, spec.source, data)  # of the run's own data: what pretraining held out
+    held_out, folder = None if mask is None else mask.numpy(), os.path.join(output.path.parent.resolve(), "")
+    with track_task(f"writing {output.path.name}"):
+        output.write(lambda path: WRITERS[output.path.suffix.lower()](path, images, values, held_out, folder))
+    width = features.values.shape[1]
+    features.about = {
+        "out": str(out),
+        "encoder": evaluated.location,
+        "data": spec.source,
+        "width": width,
+        "splits": {name: len(split) for name, split in splits.items()},
+        "skipped": len(images.skipped),
+        "train_held_out": None if mask is None else int(mask.sum()),
+    }
+    sizes = ", ".join(f"{name} {len(split)} x {width}" for name, split in splits.items())
+    say(f"{out}: {sizes}" + ("" if mask is None else f"; the run held {int(mask.sum())} of train out"))
+    return features
 
 
 def names_of(split: Split) -> list[str]:
     return split.names_at(torch.arange(len(split)))
 
 
-def find_splits(encoder: Encoder, images: Any, view: View) -> Iterator[Split]:
-    """The images as splits of a store, decoded no larger than the view needs."""
+def split_in_python(encoder: Encoder, images: Any, view: View) -> Split:
+    """Images of Python, decoded no larger than the view needs."""
     if isinstance(images, Split):
-        yield images
-        return
+        return images
     if isinstance(images, Data):
         raise BadInput("data have several splits; embed data.train or data.held_out")
-    short_side = evaluation_short_side(encoder.size, view)
+    channels, short_side = encoder.spec.channels, evaluation_short_side(encoder.size, view)
     spec = DataSpec(short_side=short_side, resample="bicubic" if view == "whole" else "bilinear")
-    channels = encoder.spec.channels
-    if isinstance(images, (str, Path)) and not is_image_file(images):
-        images = open_source(replace(spec, source=str(images)), channels)
-    if isinstance(images, Source):
-        yield from images.splits.values()
-        return
     if isinstance(images, np.ndarray) and images.ndim == 2 and encoder.spec.name == "linear":
         store = ArrayImages(torch.from_numpy(np.ascontiguousarray(images, np.float32)))
-        yield full_split(store, torch.full((len(store),), -1), [f"images[{i}]" for i in range(len(store))])
-        return
+        return full_split(store, torch.full((len(store),), -1), [f"images[{i}]" for i in range(len(store))])
     one_image = isinstance(images, (str, Path, Image.Image))
-    images, labels = ([images], None) if one_image else split_labels(images, spec, channels)
-    split = load(list_images(images, None, spec, channels), channels, spec).splits["train"]
-    yield split if labels is None else replace(split, all_labels=Labels.of(label_numbers(labels, len(split))))
+    listed, labels = ([images], None) if one_image else split_labels(images, spec, channels)
+    split = load(list_images(listed, None, spec, channels), channels, spec).splits["train"]
+    return split if labels is None else replace(split, all_labels=Labels.of(label_numbers(labels, len(split))))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Output, view: View) -> Features:
-    """Write the features of every image of a source, in the format that the suffix says; returns them too.
-
-    For the run's own data the file also says which train images pretraining held out.
-    """
-    from supancl.evaluation.data import held_out_mask, is_read_as_trained, read_source, spec_for
-    from supancl.probes.features import Features
-
-    as_trained = is_read_as_trained(evaluated, source, view)
-    data = read_source(evaluated, spec_for(evaluated, source), view, None, as_trained, several_labels=True)
-    mask = held_out_mask(evaluated, source, data)
-    features = {name: evaluated.features(split, view).values for name, split in data.splits.items()}
-    images, folder = with_given_labels(data), os.path.join(out.path.parent.resolve(), "")
-    held_out = None if mask is None else mask.numpy()
-    with track_task(f"writing {out.path.name}"):
-        out.write(lambda path: WRITERS[out.path.suffix.lower()](path, images, features, held_out, folder))
-    splits, values = images.splits, torch.cat(list(features.values()))
-    labels = torch.cat([split.labels for split in splits.values()])
-    written = Features(values, labels, paths=[name for split in splits.values() for name in names_of(split)])
-    written.about = {
-        "out": str(out.path),
-        "encoder": evaluated.location,
-        "data": source,
-        "width": values.shape[1],
-        "splits": {name: len(split) for name, split in splits.items()},
-        "skipped": len(data.skipped),
-        "train_held_out": None if mask is None else int(mask.sum()),
-    }
-    sizes = ", ".join(f"{name} {len(split)} x {values.shape[1]}" for name, split in splits.items())
-    say(f"{out.path}: {sizes}" + ("" if mask is None else f"; the run held {int(mask.sum())} of train out"))
-    return written
 
 
 def write_npz(path: Path, images: Source, features: Tensors, held_out: np.ndarray | None, folder: str) -> None:

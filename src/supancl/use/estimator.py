@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import signal
 import warnings
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from supancl.config import LARGEST_COUNT, to_json
 from supancl.core.encoders import Encoder
 from supancl.core.labels import Labels
 from supancl.core.specs import EncoderSpec
-from supancl.data.from_python import as_array, is_missing, keep_missing
+from supancl.data.from_python import as_array, as_label_array, keep_missing
 from supancl.data.opening import load
 from supancl.data.preparing import prepare_data
 from supancl.data.sources.arrays import FROM_PYTHON
@@ -135,26 +136,22 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 return np.asarray(embed(self.encoder_, images))
         # in double precision a row's features do not depend on the others in its batch
         weights = self.encoder_.body.state_dict()["1.weight"].cpu().double().numpy()
-        features: np.ndarray = (self._standardize(images) @ weights.T).astype(np.float32)
-        return features
+        return np.asarray(self._standardize(images) @ weights.T, np.float32)
 
     def save(self, folder: str | Path) -> Path:
         """Write a folder that `ImageEncoder.load` reads: encoder.safetensors, which every command takes, and
         estimator.json."""
         check_is_fitted(self)
-        output, names = Output(Path(folder), setting="folder").check(), [name for name in FITTED if hasattr(self, name)]
+        output = Output(Path(folder), setting="folder").check()
         content = {
             "version": VERSION,
             "parameters": self.get_params(),
-            "fitted": {name: getattr(self, name) for name in names},
+            "fitted": {name: getattr(self, name) for name in FITTED if hasattr(self, name)},
             "recipe": to_json(self.recipe_),
         }
-        try:
-            plain = json.loads(json.dumps(content, default=_to_plain))
-        except TypeError as error:
-            raise BadInput(f"a parameter of the estimator cannot be written as JSON ({error})") from None
-        classes, side = tuple(map(str, self.classes_)), plain["fitted"]["_short_side"]
+        plain = json.loads(json.dumps(content, default=lambda v: v.tolist() if hasattr(v, "tolist") else os.fspath(v)))
         with output.folder() as new:
+            classes, side = tuple(map(str, self.classes_)), plain["fitted"]["_short_side"]
             save_encoder(new / "encoder.safetensors", self.encoder_, classes, self.recipe_.name, side)
             write_sealed_json(new / FILE, plain)
         return Path(folder)
@@ -170,9 +167,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         shape = parameters.get("image_shape")
         estimator = cls(**{**parameters, "image_shape": None if shape is None else tuple(shape)})
         for name, value in fitted.items():
-            has_texts = isinstance(value, list) and any(isinstance(item, str) for item in value)
-            value = np.array(value, object if has_texts else None) if isinstance(value, list) else value
-            setattr(estimator, name, value)
+            setattr(estimator, name, np.array(value) if isinstance(value, list) else value)
         estimator.encoder_ = load_encoder(Path(folder))
         estimator._n_features_out = estimator.encoder_.width
         estimator.recipe_ = recipe_from_json(json.dumps({"recipe": content["recipe"]}), str(file))
@@ -213,8 +208,7 @@ class ImageEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     def _standardize(self, rows: np.ndarray) -> np.ndarray:
         """Centred, because a masked value becomes zero; scaled, so that units do not matter."""
-        standardized: np.ndarray = (rows - self._center) / self._scale
-        return standardized
+        return np.asarray((rows - self._center) / self._scale)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -283,22 +277,18 @@ def number_classes(y: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Labels as 0, 1, ... and -1, and the sorted classes; -1, '', None and NaN are no label, fractions are refused.
 
     >>> number_classes(["b", "", "a", "b"], 4)
-    (array([ 1, -1,  0,  1]), array(['a', 'b'], dtype=object))
+    (array([ 1, -1,  0,  1]), array(['a', 'b'], dtype='<U1'))
     """
     if y is None:
         return np.full(count, -1), np.empty(0, object)
-    labels = column_or_1d(keep_missing(y), warn=True)
+    labels = as_label_array(column_or_1d(keep_missing(y), warn=True))
     if len(labels) != count:
         raise BadInput(f"{len(labels)} labels for {count} images; give one per image")
-    missing = np.array([is_missing(label) or str(label) in ("", "-1", "-1.0") for label in labels.tolist()], bool)
-    present = np.asarray(labels[~missing].tolist())  # of a column with gaps: whole numbers stay whole numbers
-    if present.dtype.kind in "OU":
-        present = present.astype(str).astype(object)
-    if present.dtype.kind == "f" and (fractions := present[present % 1 != 0]).size:
-        raise BadInput(f"y: {fractions[0]:g} is no class; give whole numbers or names, or no y to train without labels")
-    classes, numbers = np.unique(present, return_inverse=True)
+    if labels.dtype.kind == "f":
+        raise BadInput(f"y: {labels[labels % 1 != 0][0]:g} is no class; give whole numbers or names, or no y")
+    is_missing = np.isin(labels, ["", "-1"]) if labels.dtype.kind == "U" else labels == -1
     numbered = np.full(count, -1)
-    numbered[~missing] = numbers
+    classes, numbered[~is_missing] = np.unique(labels[~is_missing], return_inverse=True)
     return numbered, classes
 
 
@@ -328,9 +318,3 @@ def vector_data(rows: np.ndarray, labels: np.ndarray, requested: Recipe) -> Data
     spec = replace(requested.data, source=FROM_PYTHON)
     listing = list_stored(store, Labels.of(torch.from_numpy(labels)), {"train": names}, classes, "the rows")
     return prepare_data(load(listing, 1, spec), spec)
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, (Path, np.ndarray, np.generic)):
-        return str(value) if isinstance(value, Path) else value.tolist()
-    raise TypeError(f"{type(value).__name__} {value!r}")

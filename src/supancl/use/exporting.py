@@ -21,7 +21,6 @@ from supancl.data.opening import peek_data
 from supancl.data.views.render import evaluation_view
 from supancl.errors import BadInput
 from supancl.evaluation.encoder import EvaluatedEncoder
-from supancl.evaluation.results import data_name
 from supancl.files import reason
 from supancl.runs.encoder_file import (
     EXPORTED_FILE,
@@ -32,10 +31,9 @@ from supancl.runs.encoder_file import (
     read_header,
     save_safetensors,
 )
-from supancl.runs.hub import TimmModel, to_timm
+from supancl.runs.hub import to_timm
 
 MOST_IMAGES = 17
-LARGEST_SMALL_INPUT = 64  # px; smaller inputs may be for images that are as small, which have no margin to cut off
 Features = Callable[[Tensor], Tensor]  # normalised images -> features
 
 
@@ -76,33 +74,11 @@ class Exported:
         except Exception as error:  # torch.export has many kinds of errors, and some are private
             raise CannotHold(f"torch.export cannot trace {self.encoder.spec.name} ({reason(error)})") from None
 
-    def describe(self) -> dict[str, str]:
+    @property
+    def about(self) -> dict[str, str]:
         """What a file without a config.json should say about itself."""
         about = {"encoder": self.encoder.spec.name, "width": str(self.encoder.width), "recipe": self.tag}
         return {**about, "preprocessing": json.dumps(self.preprocessing)}
-
-    @property
-    def timm_name(self) -> TimmModel:
-        return to_timm(self.encoder.spec)
-
-    @cached_property
-    def timm_body(self) -> tuple[nn.Module, dict[str, Any]]:
-        """The model of timm, and all its arguments; refuses an encoder that timm lacks."""
-        import timm
-
-        spec, name = self.encoder.spec, self.timm_name
-        if name.is_ours:
-            import supancl.use.timm_models  # noqa: F401 - registers it
-        if not timm.is_model(name.architecture):
-            raise CannotHold(f"timm has no architecture for the encoder {spec.name!r}")
-        arguments: dict[str, Any] = {"in_chans": spec.channels, "img_size": spec.size, **name.arguments}
-        try:
-            body = timm.create_model(name.architecture, num_classes=0, **arguments)
-        except TypeError:  # convolutional models take any size and do not know the argument
-            del arguments["img_size"]
-            body = timm.create_model(name.architecture, num_classes=0, **arguments)
-        self.check_tensors(body, f"timm's {name.architecture}")
-        return body, arguments
 
     @cached_property
     def torchvision_model(self) -> tuple[str, dict[str, Any], str]:
@@ -142,19 +118,30 @@ def crop_fraction(size: int, is_whole: bool) -> float:
     return 0.875 if int(size / 0.875) == short_side else round(size / (short_side + 0.5), 6)
 
 
-# --- formats ----------------------------------------------------------------------------------------------------------
+# --- formats: each function writes its files, and returns what they hold as it loads them back ------------------------
 
 
-def write_hf(exported: Exported) -> None:
+def to_hf(exported: Exported) -> Features:
     """config.json and model.safetensors, with the metadata of encoder.safetensors, so that supancl reads them back."""
-    from timm.models import save_for_hf
+    import timm
 
-    body, arguments = exported.timm_body
-    settings: Any = body.pretrained_cfg
+    spec, (architecture, more) = exported.encoder.spec, to_timm(exported.encoder.spec)
+    if architecture.startswith("supancl_"):
+        import supancl.use.timm_models  # noqa: F401 - registers it
+    if not timm.is_model(architecture):
+        raise CannotHold(f"timm has no architecture for the encoder {spec.name!r}")
+    arguments: dict[str, Any] = {"in_chans": spec.channels, "img_size": spec.size, **more}
+    try:
+        body = timm.create_model(architecture, num_classes=0, **arguments)
+    except TypeError:  # convolutional models take any size and do not know the argument
+        del arguments["img_size"]
+        body = timm.create_model(architecture, num_classes=0, **arguments)
+    exported.check_tensors(body, f"timm's {architecture}")
     body.load_state_dict(exported.encoder.body.state_dict())
     # timm's own values of this architecture are about other weights: none of them is copied
+    classifier: Any = body.pretrained_cfg.get("classifier")  # type: ignore[operator, union-attr]
     body.pretrained_cfg = {  # type: ignore[assignment]
-        "architecture": exported.timm_name.architecture,
+        "architecture": architecture,
         "tag": exported.tag,
         "custom_load": False,
         **exported.preprocessing,
@@ -162,63 +149,48 @@ def write_hf(exported: Exported) -> None:
         "num_classes": 0,
         "pool_size": None,
         "first_conv": None,  # else timm adapts the weights of images without 3 channels
-        "classifier": settings.get("classifier"),  # so that num_classes=N adds one
+        "classifier": classifier,  # so that num_classes=N adds one
         "license": "other",
     }
-    save_for_hf(body, str(exported.folder), model_args=arguments, safe_serialization=True)
+    timm.models.save_for_hf(body, str(exported.folder), model_args=arguments, safe_serialization=True)
     metadata = {**exported.metadata, "format": "pt"}  # transformers wants it
     save_safetensors(exported.folder / EXPORTED_FILE, exported.encoder.body.state_dict(), metadata)
-
-
-def load_hf(exported: Exported) -> Features:
-    import timm
-
     model: Features = timm.create_model(f"local-dir:{exported.folder}", pretrained=True).eval()
     return model
 
 
-def write_onnx(exported: Exported) -> None:
+def to_onnx(exported: Exported) -> Features:
     """One file with a batch axis of any size, and the preprocessing as metadata."""
-    program = exported.program
+    import onnxruntime
+
+    program, path = exported.program, str(exported.folder / "model.onnx")
     names = {"input_names": ["images"], "output_names": ["features"], "dynamic_shapes": ({0: "batch"},)}
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             converted: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
-        converted.model.metadata_props.update(exported.describe())
-        converted.save(str(exported.folder / "model.onnx"), external_data=False)  # a file of protobuf holds 2 GB
+        converted.model.metadata_props.update(exported.about)
+        converted.save(path, external_data=False)  # a file of protobuf holds 2 GB
     except Exception as error:  # the exporter has many kinds of errors
         raise CannotHold(f"torch.onnx cannot convert {exported.encoder.spec.name} ({reason(error)})") from None
-
-
-def load_onnx(exported: Exported) -> Features:
-    import onnxruntime
-
-    path = str(exported.folder / "model.onnx")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["features"], {"images": images.numpy()})[0])
 
 
-def write_pt2(exported: Exported) -> None:
-    extra = {"supancl.json": json.dumps(exported.describe())}
-    torch.export.save(exported.program, exported.folder / "model.pt2", extra_files=extra)
-
-
-def load_pt2(exported: Exported) -> Features:
-    model: Features = torch.export.load(exported.folder / "model.pt2").module()
+def to_pt2(exported: Exported) -> Features:
+    path = exported.folder / "model.pt2"
+    torch.export.save(exported.program, path, extra_files={"supancl.json": json.dumps(exported.about)})
+    model: Features = torch.export.load(path).module()
     return model
 
 
-def write_torchvision(exported: Exported) -> None:
-    _ = exported.torchvision_model  # refused here if there is none
-    weights = {name: value.contiguous().clone() for name, value in exported.encoder.body.state_dict().items()}
-    torch.save(weights, exported.folder / "torchvision.pth")
-
-
-def load_torchvision(exported: Exported) -> Features:
+def to_torchvision(exported: Exported) -> Features:
+    """The weights for torchvision's model without its classifier."""
     import torchvision
 
     name, arguments, classifier = exported.torchvision_model
+    weights = {key: value.contiguous().clone() for key, value in exported.encoder.body.state_dict().items()}
+    torch.save(weights, exported.folder / "torchvision.pth")
     model = torchvision.models.get_model(name, weights=None, **arguments)
     model.set_submodule(classifier, nn.Identity())
     model.load_state_dict(torch.load(exported.folder / "torchvision.pth", weights_only=True))
@@ -230,17 +202,16 @@ class Format(NamedTuple):
     """Files of one kind, and the packages without which it cannot be written."""
 
     files: tuple[str, ...]
-    write: Callable[[Exported], None]
-    load: Callable[[Exported], Features]
+    write: Callable[[Exported], Features]
     tolerance: float = 1e-5  # of the largest feature
     packages: tuple[str, ...] = ()
 
 
 FORMATS = {
-    "hf": Format(("config.json", EXPORTED_FILE), write_hf, load_hf),
-    "onnx": Format(("model.onnx",), write_onnx, load_onnx, 1e-4, ("onnx", "onnxscript", "onnxruntime")),
-    "pt2": Format(("model.pt2",), write_pt2, load_pt2),
-    "torchvision": Format(("torchvision.pth",), write_torchvision, load_torchvision),
+    "hf": Format(("config.json", EXPORTED_FILE), to_hf),
+    "onnx": Format(("model.onnx",), to_onnx, 1e-4, ("onnx", "onnxscript", "onnxruntime")),
+    "pt2": Format(("model.pt2",), to_pt2),
+    "torchvision": Format(("torchvision.pth",), to_torchvision),
 }
 
 
@@ -253,9 +224,9 @@ def write_and_check(exported: Exported, name: str) -> dict[str, Any]:
     if missing := [package for package in row.packages if find_spec(package) is None]:
         raise CannotHold(f"needs {', '.join(missing)}; pip install 'supancl[{name}]'")
     try:
-        row.write(exported)
+        load = row.write(exported)
         with torch.inference_mode():
-            ours, theirs = exported.encoder(exported.views), row.load(exported)(exported.views)
+            ours, theirs = exported.encoder(exported.views), load(exported.views)
         difference = float("nan")
         if theirs.shape == ours.shape:
             difference = (theirs - ours).abs().max().item() / (ours.abs().max().item() or 1.0)
@@ -279,14 +250,8 @@ def prepare(evaluated: EvaluatedEncoder, folder: Path) -> Exported:
     metadata = read_header(location)[0] if location.is_file() and location.suffix == ".safetensors" else {}
     if "encoder" not in metadata:  # another library's file
         metadata = encoder_metadata(folder / EXPORTED_FILE, encoder, (), f"export:{evaluated.label}")
-    side, is_vector = metadata.get(SHORT_SIDE, ""), spec.name == "linear"
-    if not side and not is_vector and encoder.size <= LARGEST_SMALL_INPUT:
-        evaluated.reporter.warn(
-            f"{location}: size of its training images unknown; if it was at most {encoder.size} px, set crop_pct to 1 "
-            "in config.json"
-        )
-    is_whole, why = side.isdecimal() and int(side) <= encoder.size, "the encoder has no run"
-    shape = (spec.channels * spec.size,) if is_vector else (spec.channels, spec.size, spec.size)
+    side, why = metadata.get(SHORT_SIDE, ""), "the encoder has no run"
+    shape = [spec.channels, spec.size, spec.size] if spec.name != "linear" else [spec.channels * spec.size]
     views = torch.randn(MOST_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
     if evaluated.recipe is not None:
         try:
@@ -296,9 +261,6 @@ def prepare(evaluated: EvaluatedEncoder, folder: Path) -> Exported:
             views, why = evaluation_view(batch, encoder.size, encoder.mean, encoder.std), ""
         except (BadInput, OSError, ValueError) as error:
             why = f"the run's data cannot be read: {error}"
-    origin = f"noise images ({why})" if why else f"{len(views)} images of {_data(evaluated)}"
+    origin = f"noise images ({why})" if why else f"{len(views)} images of the run"
+    is_whole = side.isdecimal() and int(side) <= encoder.size
     return Exported(encoder, metadata, views, origin, is_whole, folder, evaluated.label)
-
-
-def _data(evaluated: EvaluatedEncoder) -> str:
-    return "" if evaluated.recipe is None else " + ".join(map(data_name, evaluated.recipe.data.all_sources))

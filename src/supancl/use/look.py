@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from supancl.data.sources.table import Correction, write_corrected
+from supancl.data.sources.table import copy_without_labels
 from supancl.data.views.render import View
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput
@@ -26,9 +26,8 @@ from supancl.files import (
     write_atomically,
     write_json,
 )
-from supancl.reporter import say, show, track
+from supancl.reporter import say, track
 from supancl.reports.page import page_output, picture_output
-from supancl.reports.tables import Table
 from supancl.runs.folder import find_runs
 from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source, write_csv
 
@@ -216,7 +215,6 @@ SUSPECTS = ("path", "label", "split", "suggested", "score", "suggested_score", "
 OTHER = ("other_path", "other_label", "other_split")
 DUPLICATES = ("path", "label", "split", *OTHER, "kind", "difference", "labels_differ")
 OUTLIERS = ("path", "label", "split", "factor")
-SHOWN = 5  # suspects in the terminal
 
 
 def audit(
@@ -276,16 +274,14 @@ def audit(
         if not source.lower().endswith(".csv"):
             raise BadInput(f"corrected {corrected}: copies a .csv source, and the data are {source}; leave it out")
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
-    from supancl.evaluation.audit import audit_labels, describe, has_label_noise
+    from supancl.evaluation.audit import audit_labels, describe
     from supancl.evaluation.data import spec_for
     from supancl.reports.map import audit_page
     from supancl.reports.page import write_page
 
     spec = spec_for(evaluated, given)
-    if copy and (spec.joined or has_label_noise(evaluated, given)):
-        raise BadInput(
-            f"corrected {corrected}: the run's labels are not those of {source}; name a single .csv with data"
-        )
+    if copy and spec.joined:
+        raise BadInput(f"corrected {corrected}: the run has several sources; name one .csv with data")
     found = audit_labels(evaluated, given, k, seed, view)
     make_folder(folder)
     write_json(folder / SUMMARY, {"made_by": MADE_BY})  # first: a killed audit can be repeated
@@ -293,14 +289,16 @@ def audit(
     write_page(folder / PAGE, audit_page(found))
     write_json(folder / SUMMARY, {"made_by": MADE_BY, **found.summary})
     result = {"out": str(folder), **found.summary, "seconds": round(time.perf_counter() - started, 2)}
-    for line in describe(found):
+    for line in describe(found.summary):
         say(line)
-    if found.suspects:
-        show(suspect_table(found))
     if copy:
-        changed = write_corrected_copy(found, copy, lead, spec.columns)
-        result |= {"corrected": str(corrected), "changed": changed}
-        say(f"{corrected}: labels left out: {changed} (scores differ by {lead:g} or more)")
+        images, source_table, place = found.images, Path(found.images.source).resolve(), copy.path.parent.resolve()
+        wrong = {images.key(suspect.row) for suspect in found.suspects if suspect.leads_by(lead)}
+        new_path = None if place == source_table.parent else partial(path_in_table, folder=os.path.join(place, ""))
+        changed: list[int] = []
+        copy.write(lambda to: changed.append(copy_without_labels(source_table, to, wrong, spec.columns, new_path)))
+        result |= {"corrected": str(corrected), "changed": changed[0]}
+        say(f"{corrected}: labels left out: {changed[0]} (scores differ by {lead:g} or more)")
     say(f"look at {folder / PAGE}")
     return result
 
@@ -308,16 +306,6 @@ def audit(
 def is_audit(folder: Path) -> bool:
     """Whether a folder is empty or holds an earlier audit."""
     return not any(folder.iterdir()) or read_json(folder / SUMMARY).get("made_by") == MADE_BY
-
-
-def suspect_table(found: Audit) -> Table:
-    """The most suspicious labels."""
-    images = found.images
-    rows = [
-        (images.names[s.row][-40:], images.class_name(s.row), images.classes[s.suggested], f"{s.score:.3f}")
-        for s in found.suspects[:SHOWN]
-    ]
-    return Table(("suspect", "label", "suggested", "score"), rows, align="lllr")
 
 
 def write_tables(found: Audit, out: Path) -> None:
@@ -345,16 +333,3 @@ def write_tables(found: Audit, out: Path) -> None:
     }
     for name, (columns, rows) in tables.items():
         write_atomically(out / f"{name}.csv", partial(write_csv, columns=columns, rows=list(rows)))
-
-
-def write_corrected_copy(found: Audit, out: Output, lead: float, columns: str = "") -> int:
-    """Copy the .csv source without the labels of suspects whose suggestion leads by this; returns how many."""
-    images, table, folder = found.images, Path(found.images.source).resolve(), out.path.parent.resolve()
-    wrong = {suspect.row for suspect in found.suspects if suspect.leads_by(lead)}
-    splits = (name for name, split in images.splits.items() for _ in range(len(split)))
-    rows = enumerate(zip(images.names, splits, strict=True))
-    corrections = [Correction(name, split, "" if row in wrong else None) for row, (name, split) in rows]
-    new_path = None if folder == table.parent else partial(path_in_table, folder=os.path.join(folder, ""))
-    changed: list[int] = []
-    out.write(lambda temporary: changed.append(write_corrected(table, temporary, corrections, columns, new_path)))
-    return changed[0]

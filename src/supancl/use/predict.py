@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import Unpack
 
 from supancl.data.views.render import View
-from supancl.errors import BadInput
 from supancl.files import Output, escape_formula, path_in_table
 from supancl.reporter import say, warn
 from supancl.use import (
@@ -21,9 +20,6 @@ from supancl.use import (
     run_source,
     write_csv,
 )
-
-if TYPE_CHECKING:
-    from supancl.use.predicting import Predictions
 
 COLUMNS = ("path", "label", "confidence", "unlike", "source", "split")
 
@@ -80,15 +76,24 @@ def predict(
         check_named_source(references)
     if k is not None:
         check_above(k, 0, "k")
-        if classifier not in (None, "knn"):
-            raise BadInput(f"k = {k}: only for classifier knn; leave it out")
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
     from supancl.reports.verdict import quality_of_result
     from supancl.use.predicting import PredictSettings, predict_labels
 
-    settings = PredictSettings("knn" if k is not None else classifier, references, k, all, view)
+    settings = PredictSettings(classifier or (None if k is None else "knn"), references, k, all, view)
     predictions = predict_labels(evaluated, source, settings)
-    write_table(predictions, output)
+    folder = os.path.join(table.parent.resolve(), "")
+    cells = (
+        (
+            path_in_table(row.path, folder) if predictions.has_files else escape_formula(row.path),
+            escape_formula(row.label),
+            *(("", "") if row.confidence is None else (f"{row.confidence:.4f}", "yes" if row.unlike else "no")),
+            "given" if row.confidence is None else "predicted",
+            row.split,
+        )
+        for row in predictions.rows
+    )
+    output.write(lambda temporary: write_csv(temporary, COLUMNS, cells))
     result = {"out": str(table), **predictions.summary}
     for line in describe(result):
         say(line)
@@ -98,33 +103,15 @@ def predict(
     return result
 
 
-def write_table(predictions: Predictions, out: Output) -> None:
-    folder = os.path.join(out.path.parent.resolve(), "")
-    rows = (
-        (
-            path_in_table(path, folder) if predictions.has_files else escape_formula(path),
-            escape_formula(label),
-            *(("", "") if confidence is None else (f"{confidence:.4f}", "yes" if unlike else "no")),
-            "given" if confidence is None else "predicted",
-            split,
-        )
-        for path, label, confidence, unlike, split in predictions.rows
-    )
-    out.write(lambda temporary: write_csv(temporary, COLUMNS, rows))
-
-
 def describe(result: dict[str, Any]) -> list[str]:
     """What is in the table, how often it is expected to be right, and how many images are unlike the references."""
-    names = {"knn": f"k-NN, k = {result.get('k')}", "means": "nearest class mean"}
-    name = names.get(result["classifier"], result["classifier"])
+    name = result["classifier"] + (f", k = {result['k']}" if "k" in result else "")
     lines = [f"{result['out']}: labels predicted: {result['predicted']} ({name}), given: {result['given']}"]
-    if "label_threshold" in result:
-        lines.append(f"labels: classes of probability {result['label_threshold']:g} or more, at least one")
     if result["checked_on"]:
         values = [
             f"{result[key]:.1f}% [{result[f'{key}_interval'][0]:.1f}, {result[f'{key}_interval'][1]:.1f}] {figure}"
             for key, figure in {"accuracy": "right", "map": "mAP", "f1": "F1"}.items()
-            if result.get(key) is not None
+            if key in result
         ]
         values.insert(1, f"chance {result['chance']:.1f}%")
         how = "cross-validated" if result.get("cross_validated") else "held-out"
@@ -135,8 +122,5 @@ def describe(result: dict[str, Any]) -> list[str]:
     limit = f"cosine to the nearest reference below {result['threshold']:.3f}"
     lines.append(f"unlike anything seen: {result['unlike']} ({limit}); they come first in the table")
     if "compared" in result:
-        agreeing = f"{result['agreeing']} of {result['compared']}"
-        lines.append(
-            f"predicted as given: {agreeing} labelled images; no accuracy if the classifier was fitted on some"
-        )
+        lines.append(f"predicted as given: {result['agreeing']} of {result['compared']} labelled images")
     return lines

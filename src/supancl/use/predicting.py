@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,16 +15,16 @@ from torch import Tensor
 
 from supancl.core.labels import Labels
 from supancl.data.labels import label_cell, with_given_labels, with_leaf_labels
-from supancl.data.splits import Source, Split
+from supancl.data.splits import Split
 from supancl.data.views.render import View
 from supancl.errors import BadInput, did_you_mean
-from supancl.evaluation.certainty import names_classes
+from supancl.evaluation.certainty import figure_keys, names_classes
 from supancl.evaluation.data import check_unchanged, data_for, read_source, spec_for
 from supancl.evaluation.encoder import CACHE_VERSION, EvaluatedEncoder, encoder_key, shares_pixels
 from supancl.evaluation.finetune import FINETUNED
 from supancl.files import make_inner_folder, reason
 from supancl.probes import Features
-from supancl.probes.answers import ClassScores, chance
+from supancl.probes.answers import Answers, ClassScores, Measured
 from supancl.probes.classifiers import (
     THRESHOLD,
     Calibration,
@@ -49,7 +50,6 @@ from supancl.runs.encoder_file import (
     load_features,
     save_features,
 )
-from supancl.stats import wilson_interval
 
 CLASSIFIERS = ("linear", "knn", "means", FINETUNED)
 MOST_KEPT_BYTES = 2**29  # larger features are not kept in the run, only in the cache
@@ -92,7 +92,6 @@ class References(NamedTuple):
     held_out: Features
     classes: tuple[str, ...]
     may_choose: bool  # whether held-out images may choose a setting: those of a test split may not
-    is_kept: bool = False  # whether they are what an earlier call has kept, so that no image was read now
     is_unseen: bool = False  # whether the encoder has seen no label of theirs: they are cross-validated
 
     @property
@@ -120,15 +119,12 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
     }
     total, count = sum(map(len, images.splits.values())), sum(map(len, wanted.values()))
     if not count:
-        raise BadInput(
-            f"{source}: images without a label: 0 of {total} (the name of a folder counts as one); to predict all of "
-            "them anyway, add all"
-        )
-    if settings.references is None and evaluated.run is None and tuned is None:
-        settings = replace(settings, references=source)  # an encoder without a run has no labelled images of its own
+        raise BadInput(f"{source}: images without a label: 0 of {total}; to predict all of them anyway, add all")
+    if settings.references is None:
+        check_unchanged(evaluated, source, all_labels, as_trained, f"restore them, or {CHANGED}")
+        if evaluated.run is None and tuned is None:
+            settings = replace(settings, references=source)  # without a run there are no other labelled images
     references, classes, fit = _open_classifier(evaluated, tuned, settings)
-    if references.is_kept:
-        _warn_if_changed(evaluated, source, all_labels, as_trained)
     classifier, about = fit(references)
     several = spec.max_labels if references.has_several else 0
     checked = _check(references, classes, classifier, fit, several)
@@ -174,18 +170,9 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         **about,
         **checked,
         "skipped": len(images.skipped),
+        **({"compared": compared, "agreeing": agreeing} if compared else {}),
     }
-    if compared:
-        summary |= {"compared": compared, "agreeing": agreeing}
     return Predictions(sorted(rows, key=lambda row: not row.unlike), images.has_files, summary)
-
-
-def _warn_if_changed(evaluated: EvaluatedEncoder, source: str, images: Source, as_trained: bool) -> None:
-    """Warn if the run's own images, which are opened here, are no longer those whose features were kept."""
-    try:
-        check_unchanged(evaluated, source, images, as_trained, CHANGED)
-    except BadInput as error:
-        evaluated.reporter.warn(str(error))
 
 
 # --- classifiers ------------------------------------------------------------------------------------------------------
@@ -216,8 +203,7 @@ def _open_classifier(
     """The references, the classes, and what fits the classifier to references; a fine-tuned one is fitted already."""
     device = evaluated.options.device
     if tuned is not None:
-        source = settings.references or tuned.source or None
-        layer = LinearClassifier(tuned.weight, tuned.bias)
+        layer, source = LinearClassifier(tuned.weight, tuned.bias), settings.references or tuned.source or None
         references = load_references(evaluated, source, settings.view, "references-finetuned")
         return references, tuned.classes, lambda some: (layer, {"classifier": FINETUNED})
     references = load_references(evaluated, settings.references, settings.view, "references", several_labels=True)
@@ -254,47 +240,30 @@ def _check(
     references: References, classes: tuple[str, ...], classifier: Classifier, fit: Fit, most: int
 ) -> dict[str, Any]:
     """The temperature of the confidence, fitted on unseen images, and how often those are predicted right."""
-    held_out, several = references.held_out, references.has_several
-    figure = "map" if several else "accuracy"
-    empty = dict.fromkeys((figure, f"{figure}_interval", "mean_confidence"))
-    check: dict[str, Any] = {"checked_on": 0, **empty, "temperature": 1.0}
-    if several:
-        check["label_threshold"] = THRESHOLD
-        if not len(held_out):
-            return check
-        targets, logits = held_out.targets(len(classes)), classifier.logits(held_out.values)
-        has_reference = references.features.targets(len(classes)).any(0)
-        temperature = Calibration(logits[:, has_reference], targets[:, has_reference]).temperature
-        ranked = rank_classes(classifier, held_out.values, len(classes), most, temperature)
-        scores, (f1, *f1_interval) = ClassScores(logits, targets), mean_f1(ranked, targets)
-        return check | {
-            "checked_on": scores.images,
-            "map": scores.value,
-            "map_interval": list(scores.interval[1:]),
-            "f1": f1,
-            "f1_interval": f1_interval,
-            "chance": scores.chance,
-            "mean_confidence": 100 * float(ranked.confidence.double().mean()),
-            "temperature": temperature,
-        }
-    number = {name: i for i, name in enumerate(classes)}
-    numbers = torch.tensor([number.get(name, -1) for name in references.classes], dtype=torch.long)
-    calibration = Calibration()
-    for logits, labels in _unseen(references, len(classes), classifier, fit):
-        calibration.add(logits, numbers[labels])
-    if calibration.right:
-        right = torch.cat(calibration.right)
-        accuracy, *interval = wilson_interval(100 * float(right.double().mean()), len(right))
-        check |= {
-            "checked_on": len(right),
-            "accuracy": accuracy,
-            "accuracy_interval": interval,
-            "chance": chance(references.features.labels),
-            "cross_validated": not len(held_out),
-            "mean_confidence": calibration.mean_confidence,
-            "temperature": calibration.temperature,
-        }
-    return check
+    held_out, calibration, more = references.held_out, Calibration(), dict[str, Any]()
+    measured: Measured | None = None
+    if references.has_several:
+        more = {"label_threshold": THRESHOLD}
+        if len(held_out):
+            targets, logits = held_out.targets(len(classes)), classifier.logits(held_out.values)
+            has_reference = references.features.targets(len(classes)).any(0)
+            calibration.add(logits[:, has_reference], targets[:, has_reference])
+            ranked = rank_classes(classifier, held_out.values, len(classes), most, calibration.temperature)
+            f1, *interval = mean_f1(ranked, targets)
+            confidence = 100 * float(ranked.confidence.double().mean())
+            more |= {"f1": f1, "f1_interval": interval, "mean_confidence": confidence}
+            measured = ClassScores(logits, targets)
+    else:
+        number = {name: i for i, name in enumerate(classes)}
+        numbers = torch.tensor([number.get(name, -1) for name in references.classes], dtype=torch.long)
+        for logits, labels in _unseen(references, len(classes), classifier, fit):
+            calibration.add(logits, numbers[labels])
+        if calibration.right:
+            right = torch.cat(calibration.right)
+            measured = Answers(right, right, references.features.labels)  # its figures need no labels
+            more = {"cross_validated": not len(held_out), "mean_confidence": calibration.mean_confidence}
+    about = {"checked_on": 0 if measured is None else measured.images, "temperature": calibration.temperature, **more}
+    return about if measured is None else {**about, **figure_keys(measured), "chance": measured.chance}
 
 
 def _unseen(references: References, classes: int, classifier: Classifier, fit: Fit) -> Iterator[tuple[Tensor, Tensor]]:
@@ -324,54 +293,44 @@ def load_references(
 ) -> References:
     """The labelled training images of `source`, or if None of the run, and those that it held out.
 
-    The features of a run's images are kept in its folder as predict/NAME.safetensors, so that its data are read only
-    once. They are the images and labels that the run was trained with; a named source is taken as it is now.
+    The features of a run's images are kept in its folder as predict/NAME.safetensors, so that labels can be predicted
+    where its images are not.
     """
     run, path, made_from, content = evaluated.run, None, "", None
-    if source is None and run is not None and (described := run.read_data()[0]).get("fingerprint"):
+    described = {} if source is not None or run is None else run.read_data()[0]
+    if run is not None and described.get("fingerprint"):
         path = run.path / "predict" / f"{name}.safetensors"
         how = evaluated.options.describe(view, **evaluated.projector_key)
         key = [CACHE_VERSION, evaluated.weights, how, described["fingerprint"], str(described.get("content"))]
         made_from = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-        content, held_out_from = _read_kept(evaluated, path, made_from), described.get("held_out_from")
-    is_kept = content is not None
-    if content is None:
+        with suppress(BadInput):  # missing or damaged: it is made again
+            content = load_features(path)
+    held_out_from = described.get("held_out_from")
+    if content is None or content.made_from != made_from:
         data = data_for(evaluated, source, view, several_labels, None if source else f"restore them, or {CHANGED}")
         if len(data.train.class_ids()) < 2:
             raise BadInput(f"{source or evaluated.location}: labelled images of fewer than two classes; {CHANGED}")
         recipe, held_out_from = evaluated.recipe, data.summary["held_out_from"]
         if source and recipe is not None and recipe.loss.supervised and shares_pixels(evaluated, (data.held_out,)):
             evaluated.warn_once(f"{source}: the run was trained on some of its held-out images; confidence is too high")
-        references, held_out = (_features(evaluated, part.labelled(), view) for part in (data.train, data.held_out))
-        both = references.pairs, held_out.pairs
-        pairs = None if both[0] is None or both[1] is None else (both[0], both[1])
-        content = made = FeatureFile(references.pair, held_out.pair, data.classes, made_from, pairs)
-        if path is not None and references.values.nbytes + held_out.values.nbytes <= MOST_KEPT_BYTES:
+        parts = [_features(evaluated, part.labelled(), view) for part in (data.train, data.held_out)]
+        pairs = [part.pairs for part in parts if part.pairs is not None]
+        both = (pairs[0], pairs[1]) if len(pairs) == 2 else None
+        content = FeatureFile(parts[0].pair, parts[1].pair, data.classes, made_from, both)
+        if path is not None and sum(part.values.nbytes for part in parts) <= MOST_KEPT_BYTES:
             try:
                 make_inner_folder(path.parent)  # refuses a link
-                save_features(path, made)
+                save_features(path, content)
             except OSError as error:
                 evaluated.warn_once(f"{path} cannot be written ({reason(error)}), so the next call computes it again")
     features, held_out = (
         Features(*kept, None if content.pairs is None else content.pairs[number])
         for number, kept in enumerate((content.references, content.held_out))
     )
-    return References(features, held_out, content.classes, held_out_from != "test", is_kept)
+    return References(features, held_out, content.classes, held_out_from != "test")
 
 
 def _features(evaluated: EvaluatedEncoder, split: Split, view: View) -> Features:
     if len(split):
         return evaluated.features(split, view)
     return Features(torch.empty(0, 0), split.labels, split.all_labels.pairs)
-
-
-def _read_kept(evaluated: EvaluatedEncoder, path: Path, made_from: str) -> FeatureFile | None:
-    """What was kept, if it is intact and made from the same weights and data."""
-    if not path.exists():
-        return None
-    try:
-        content = load_features(path)
-    except BadInput as error:
-        evaluated.warn_once(f"{error} (it is made again)")
-        return None
-    return content if content.made_from == made_from else None

@@ -6,8 +6,8 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +26,7 @@ from supancl.data.spec import DataSpec
 from supancl.data.splits import SPLIT_NAMES, SPLITS, Source, make_source
 from supancl.data.store.memory import LazyItems
 from supancl.errors import BadInput
-from supancl.files import check_fits_memory, escape_formula, open_regular, unescape_formula
+from supancl.files import check_fits_memory, open_regular, unescape_formula
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -219,29 +219,13 @@ def find_columns(header: Sequence[str], table: Path, names: Mapping[str, str]) -
 # --- a corrected copy -------------------------------------------------------------------------------------------------
 
 
-class Correction(NamedTuple):
-    """An image of a table and its label: a new one, or None to keep the given one."""
-
-    path: str
-    split: str  # train, val or test
-    label: str | None
-
-
-def write_corrected(
-    table: Path,
-    out: Path,
-    corrections: Iterable[Correction],
-    column_names: str = "",
-    new_path: Callable[[str], str] | None = None,
+def copy_without_labels(
+    table: Path, out: Path, wrong: Collection[tuple[str, str]], columns: str, new_path: Callable[[str], str] | None
 ) -> int:
-    """Copy a .csv with the new labels; column `changed_from` has the old label where it changed.
+    """Copy a .csv without the labels of some images; column `changed_from` has them. Returns how many there were.
 
-    `corrections` are in the order of the table, one per line that was read, so that a file that is listed twice keeps
-    its two labels. Relative paths are passed through `new_path`. Returns how many labels changed.
+    Images are named by absolute path and split. Relative paths in the table are passed through `new_path`.
     """
-    new_labels: dict[tuple[str, int], list[str | None]] = defaultdict(list)
-    for path, split, label in corrections:
-        new_labels[os.path.abspath(path), SPLITS.index(split)].append(label)
     changed = 0
     with (
         io.TextIOWrapper(open_regular(table), encoding="utf-8-sig", newline="") as source,
@@ -249,19 +233,17 @@ def write_corrected(
     ):
         rows = csv.DictReader(source)
         header = list(rows.fieldnames or ())
-        layout = find_columns(header, table, parse_columns(column_names))
+        layout = find_columns(header, table, parse_columns(columns))
         if layout.classes or CHANGED_FROM in header:
             raise BadInput(f"{table}: give a table with one column of labels, and none called {CHANGED_FROM}")
         writer = csv.DictWriter(file, [*header, CHANGED_FROM], lineterminator="\n")
         writer.writeheader()
         for row in rows:
             path = os.path.join(table.parent, row[layout.path])
-            number = _split_number(row[layout.split] if layout.split else "", table)
-            waiting = new_labels.get((os.path.abspath(path), number))
-            label = waiting.pop(0) if waiting else None
-            if label is not None:
+            split = SPLITS[_split_number(row[layout.split] if layout.split else "", table)]
+            if (os.path.abspath(path), split) in wrong:
                 changed += 1
-                row |= {CHANGED_FROM: row[layout.labels[0]], layout.labels[0]: escape_formula(label)}
+                row |= {CHANGED_FROM: row[layout.labels[0]], layout.labels[0]: ""}
             if new_path is not None and not os.path.isabs(row[layout.path]):
                 row[layout.path] = new_path(path)
             writer.writerow(row)
