@@ -87,19 +87,19 @@ def embed(
     from supancl.evaluation.data import held_out_mask, is_read_as_trained, read_source, spec_for
     from supancl.probes.features import Features
 
+    source = data if isinstance(data, Source) else None
     if is_source:
         as_trained = is_read_as_trained(evaluated, str(data), view)
-        spec = spec_for(evaluated, str(data))
-        data = read_source(evaluated, spec, view, None, as_trained, several_labels=True)
-    splits = data.splits if isinstance(data, Source) else {"images": split_in_python(evaluated.encoder, data, view)}
+        source = read_source(evaluated, spec_for(evaluated, str(data)), view, None, as_trained, several_labels=True)
+    images = None if source is None else with_given_labels(source)
+    splits = {"images": split_in_python(evaluated.encoder, data, view)} if images is None else images.splits
     values = {name: evaluated.features(split, view).values for name, split in splits.items()}
-    images = with_given_labels(data) if isinstance(data, Source) else None
-    labels = torch.cat([split.labels.cpu() for split in (images.splits if images else splits).values()])
+    labels = torch.cat([split.labels.cpu() for split in splits.values()])
     paths = [name for split in splits.values() for name in names_of(split)]
     features = Features(torch.cat(list(values.values())), labels, paths=paths)
-    if output is None or images is None:
+    if output is None or source is None or images is None:
         return features
-    mask = held_out_mask(evaluated, spec.source, data)  # of the run's own data: what pretraining held out
+    mask = held_out_mask(evaluated, str(data), source)  # of the run's own data: what pretraining held out
     held_out, folder = None if mask is None else mask.numpy(), os.path.join(output.path.parent.resolve(), "")
     with track_task(f"writing {output.path.name}"):
         output.write(lambda path: WRITERS[output.path.suffix.lower()](path, images, values, held_out, folder))
@@ -107,7 +107,7 @@ def embed(
     features.about = {
         "out": str(out),
         "encoder": evaluated.location,
-        "data": spec.source,
+        "data": str(data),
         "width": width,
         "splits": {name: len(split) for name, split in splits.items()},
         "skipped": len(images.skipped),
