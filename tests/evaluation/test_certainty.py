@@ -70,17 +70,12 @@ def test_labels_that_pretraining_used_are_never_tested(tmp_path):
     assert images_of(hidden_and_unused) == (60, 0)
 
 
-def test_labels_that_the_start_used_count_as_used(tmp_path):
+def test_labels_that_a_start_of_ours_may_have_used_count_as_used(tmp_path):
     run = own_run(tmp_path, **SELF_SUPERVISED)
     supervised = run_folder(tmp_path / "supervised", source=str(tmp_path / "own.npz"), described=True)
-    unsupervised = run_folder(tmp_path / "un", source=str(tmp_path / "own.npz"), described=True, **SELF_SUPERVISED)
-    gone = tmp_path / "gone"
-    for start, expected in ((supervised, None), (unsupervised, (60, 0)), (gone, None)):
+    for start in (supervised, tmp_path / "gone"):
         with_start(run, start)
-        assert images_of(run) == expected
-    with_start(unsupervised, supervised)
-    with_start(run, unsupervised)
-    assert images_of(run) is None  # through two starts
+        assert images_of(run) is None
 
 
 def test_encoders_that_are_not_runs_may_be_tested_on_everything_unless_their_file_names_the_classes(tmp_path):

@@ -31,9 +31,10 @@ class Settings:
 
     name: ClassVar[str] = ""
     needs_data: ClassVar[bool] = False  # whether it is asked about named data sets, not about the run's own
+    several: ClassVar[bool] = False  # whether an image may have several labels
 
-    def __init_subclass__(cls, name: str, needs_data: bool = False) -> None:
-        cls.name, cls.needs_data = name, needs_data
+    def __init_subclass__(cls, name: str, needs_data: bool = False, several: bool = False) -> None:
+        cls.name, cls.needs_data, cls.several = name, needs_data, several
         PROTOCOLS[name] = cls
 
     @property
@@ -80,7 +81,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Knn(Settings, name="knn"):
+class Knn(Settings, name="knn", several=True):
     """Classify images by their k nearest neighbours among the training images.
 
     Parameters
@@ -118,7 +119,7 @@ class Knn(Settings, name="knn"):
 
 
 @dataclass(frozen=True)
-class Linear(Settings, name="linear"):
+class Linear(Settings, name="linear", several=True):
     """Train a linear classifier on frozen features.
 
     Parameters
@@ -204,7 +205,7 @@ class Variance(Settings, name="variance"):
 
 
 @dataclass(frozen=True)
-class Transfer(Settings, name="transfer", needs_data=True):
+class Transfer(Settings, name="transfer", needs_data=True, several=True):
     """Transfer to other data sets by logistic regression, as in App. E.
 
     Parameters

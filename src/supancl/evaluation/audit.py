@@ -154,6 +154,7 @@ def audit_labels(
     with local_caches(spec.all_sources if data is None else ()):
         source = read_source(evaluated, spec, view, as_trained=is_read_as_trained(evaluated, data, view))
     images = list_images(evaluated, source, spec.location, data)
+    next(iter(images.splits.values())).all_labels.check_single(images.source, "an audit")
     is_judged, splits = judged_rows(images.labels), list(images.splits.values())
     if len(torch.unique(images.labels[is_judged])) < 2:
         raise BadInput(f"{images.source}: needs two classes with two labelled images each; name other data")

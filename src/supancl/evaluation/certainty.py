@@ -15,19 +15,20 @@ from torch import Tensor
 
 from supancl.config import parse_json
 from supancl.core.encoders import PROJECTOR, Encoder
-from supancl.data.splits import Split
+from supancl.data.splits import Split, fingerprint
 from supancl.errors import BadInput
+from supancl.evaluation import Settings
 from supancl.evaluation.data import EvaluationData, data_for
 from supancl.evaluation.encoder import EvaluatedEncoder, Parts, is_run_source, shares_images
 from supancl.evaluation.results import RANDOM, START
-from supancl.probes.answers import Measured
+from supancl.probes.answers import Measured, join
 from supancl.probes.features import stratified_folds
 from supancl.runs.encoder_file import read_header
 from supancl.runs.folder import RunFolder, folder_of_encoder
 from supancl.runs.importing import load_init
 from supancl.stats import FEW_IMAGES, Interval, quality
 
-Answer = Callable[[EvaluatedEncoder], Measured]  # what an encoder says about always the same images
+Measure = Callable[[EvaluatedEncoder], Measured]  # of an encoder, on always the same images
 FOLDS = 5
 MOST_IMAGES = 5000  # of each kind: more would hardly narrow the interval
 
@@ -45,28 +46,32 @@ def interval_keys(measured: Measured) -> dict[str, Any]:
 
 def certainty_keys(
     evaluated: EvaluatedEncoder,
+    data: EvaluationData,
+    settings: Settings,
     measured: Measured,
-    answer: Answer | None,
-    cross_validate: Answer | None = None,
-    key: Hashable = None,
+    answer: Callable[[Parts], Any],
 ) -> dict[str, Any]:
     """Everything that says how much the figure means.
 
-    `answer` measures another encoder in the same way; None: there are no baselines. With `cross_validate` more images
-    are tested, and the baselines are compared on those.
+    Of few tested images the baselines are compared with the cross-validated figure. There are none for a protocol that
+    takes long.
     """
     keys = interval_keys(measured)
     if not evaluated.options.baselines:
         return keys
-    if cross_validate is not None:
-        measured, answer, key = cross_validate(evaluated), cross_validate, None
+    folds = plan_cross_validation(evaluated, data) if settings.is_cross_validated else None
+
+    def measure(encoder: EvaluatedEncoder) -> Measured:
+        return answer(Parts(encoder, data)) if folds is None else join([answer(part) for part in folds(encoder)])
+
+    if folds is not None:
+        measured = measure(evaluated)
         keys["cross_validated"] = interval_keys(measured)
-    rows = [] if answer is None else compare_with_baselines(evaluated, measured, answer, key)
+    key = (settings, fingerprint(*data.splits.values())) if settings.needs_data else None
+    rows = compare_with_baselines(evaluated, measured, measure, key) if settings.is_quick else []
     gaps = {row["name"]: Interval(row["difference"], *row["difference_interval"]) for row in rows}
-    return keys | {
-        "baselines": rows,
-        "verdict": quality(measured.images, measured.interval, measured.chance, gaps).text,
-    }
+    verdict = quality(measured.images, measured.interval, measured.chance, gaps).text
+    return keys | {"baselines": rows, "verdict": verdict}
 
 
 # --- baselines --------------------------------------------------------------------------------------------------------
@@ -93,7 +98,7 @@ def baselines(evaluated: EvaluatedEncoder) -> Iterator[tuple[str, Encoder]]:
 
 
 def compare_with_baselines(
-    evaluated: EvaluatedEncoder, measured: Measured, answer: Answer, key: Hashable = None
+    evaluated: EvaluatedEncoder, measured: Measured, measure: Measure, key: Hashable = None
 ) -> list[dict[str, Any]]:
     """The figure of each baseline on the same images, and the difference with its paired interval.
 
@@ -106,7 +111,7 @@ def compare_with_baselines(
         theirs = options.sources.answers.get(full_key)
         if theirs is None:
             try:
-                theirs = answer(baseline)
+                theirs = measure(baseline)
             except (BadInput, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
                 evaluated.warn_once(f"{evaluated.location}: {name} is not compared: {error}")
                 continue
@@ -129,19 +134,15 @@ def plan_cross_validation(
     None if the tested images are not few, or if there are no others whose labels pretraining did not use. A class with
     one image in all cannot be tested.
     """
-    count = data.images.num_labelled
-    if not evaluated.options.baselines or not 0 < count < FEW_IMAGES or data.has_several_labels:
+    held_out = data.images.labelled()
+    if not 0 < len(held_out) < FEW_IMAGES or data.has_several_labels or (train := whole_train(evaluated, data)) is None:
         return None
-    train = _train_with_all_labels(evaluated, data)
-    is_used = _used_labels(evaluated, data, train)
-    if is_used is None:
-        return None
-    has_label, held_out = train.labels >= 0, data.images.labelled()
+    has_label, is_used = train.labels >= 0, uses_labels(evaluated, data, train)
     unused = train.take((has_label & ~is_used).nonzero()[:, 0]).sample(MOST_IMAGES)
     references = train.take((has_label & is_used).nonzero()[:, 0]).sample(MOST_IMAGES)
     labels = torch.cat([held_out.labels, unused.labels])
     testable = torch.bincount(torch.cat([labels, references.labels]))[labels] > 1
-    if not len(unused) or int(testable.sum()) <= count or len(torch.unique(labels[testable])) < 2:
+    if not len(unused) or int(testable.sum()) <= len(held_out) or len(torch.unique(labels[testable])) < 2:
         return None
     chosen = replace(data, chooses="train")
 
@@ -156,52 +157,38 @@ def plan_cross_validation(
     return folds
 
 
-def _train_with_all_labels(evaluated: EvaluatedEncoder, data: EvaluationData) -> Split:
-    """The training images, with labels that the run hid and images beyond its limit."""
-    recipe, train = evaluated.recipe, data.splits["train"]
-    if data.source is not None or recipe is None or recipe.data.leave_out or recipe.data.is_whole:
+def whole_train(evaluated: EvaluatedEncoder, data: EvaluationData) -> Split | None:
+    """The training images, with labels that the run hid and images beyond its limit; None if labels that the encoder
+    has seen are not known: those of a start of ours, or of a file that is no run but names the classes."""
+    recipe, run, train = evaluated.recipe, evaluated.run, data.splits["train"]
+    if recipe is None or run is None:
+        return None if names_classes(evaluated.location, data.classes) else train
+    start = run.read_init()
+    if start is not None and ":" not in start["from"]:  # not published, as timm:NAME is
+        path = Path(start["from"])
+        is_ours = RunFolder(folder_of_encoder(path)).has_run or names_classes(str(path), data.classes)
+        if is_ours or not path.exists():
+            return None
+    if data.source is not None or recipe.data.leave_out or recipe.data.is_whole:
         return train
     return data_for(evaluated, recipe.data.source, data.view).train
 
 
-def _used_labels(evaluated: EvaluatedEncoder, data: EvaluationData, train: Split) -> Tensor | None:
-    """Mask of the images whose labels pretraining used; None if that is not known."""
+def uses_labels(evaluated: EvaluatedEncoder, data: EvaluationData, train: Split) -> Tensor:
+    """Mask of the images whose labels pretraining used: all, if it saw such images in another source."""
     unused, recipe = torch.zeros(len(train), dtype=torch.bool), evaluated.recipe
-    if recipe is None:
-        return None if names_classes(evaluated.location, data.classes) else unused
-    if not _start_ignored_labels(evaluated.run, data):
-        return None
-    if not recipe.loss.supervised or not shares_images(evaluated, data.source, (train, data.images)):
+    if recipe is None or not recipe.loss.supervised or not shares_images(evaluated, data.source, (train, data.images)):
         return unused
     if not is_run_source(evaluated, data.source):
-        return None
+        return ~unused
     trained = data.splits["train"] if data.source is None else data_for(evaluated, None, data.view).train
     return torch.isin(train.index.cpu(), trained.index.cpu()[trained.labels >= 0])
-
-
-def _start_ignored_labels(run: RunFolder | None, data: EvaluationData, depth: int = 0) -> bool:
-    """Whether no run that this one started from, or was started from in turn, used labels of classes like these."""
-    start = None if run is None else run.read_init()
-    if start is None:
-        return True
-    path = Path(start["from"])
-    folder = RunFolder(folder_of_encoder(path))
-    if not folder.has_run:
-        is_published = ":" in start["from"]  # such as timm:NAME
-        return (is_published or path.exists()) and not names_classes(str(path), data.classes)
-    try:
-        recipe, classes = folder.read_recipe()
-    except BadInput:
-        return False
-    used = recipe.loss.supervised and bool(set(classes) & set(data.classes))
-    return not used and depth < 100 and _start_ignored_labels(folder, data, depth + 1)
 
 
 def names_classes(location: str, classes: tuple[str, ...]) -> bool:
     """Whether a weight file of ours says that it was trained with labels of these classes."""
     try:
-        metadata, _ = read_header(Path(location))
-        trained_classes = parse_json(metadata.get("classes", "[]"))
+        trained_classes = parse_json(read_header(Path(location))[0].get("classes", "[]"))
     except (BadInput, OSError, ValueError):
         return False
     return bool(set(map(str, trained_classes)) & set(classes))

@@ -19,7 +19,7 @@ from supancl.data.spec import DataSpec
 from supancl.data.splits import Data, Source, Split
 from supancl.data.views.render import View, evaluation_short_side
 from supancl.errors import BadInput, NoLevels
-from supancl.evaluation import TRAINED_IMAGES, FewShot, Knn, Linear, Settings, Transfer, Variance
+from supancl.evaluation import TRAINED_IMAGES, FewShot, Settings, Transfer, Variance
 from supancl.evaluation.encoder import EvaluatedEncoder, is_run_source, shares_images
 from supancl.evaluation.results import registered_name
 from supancl.reporter import report_to
@@ -67,12 +67,10 @@ def read_source(
     view: View,
     use: Use | None = None,
     as_trained: bool = False,
-    several_labels: bool = False,
 ) -> Source:
     """Read a source, or a benchmark (NAME@ROOT) with the splits for `use`.
 
-    Photographs are decoded no larger than the view needs, or with `as_trained` as in `spec`. Several labels per image
-    are refused unless the caller can use them, or unless they are a hierarchy, of which each level has one.
+    Photographs are decoded no larger than the view needs, or with `as_trained` as in `spec`.
     """
     encoder, options = evaluated.encoder, evaluated.options
     name, root = None if spec.joined else registered_name(spec.source), spec.source.partition("@")[2]
@@ -101,10 +99,7 @@ def read_source(
         return data
 
     data = options.sources.get((spec, encoder.spec.channels, use), read)
-    first = next(iter(data.splits.values()))
-    check_input_kind(encoder, first, spec.source)
-    if not several_labels and not data.levels:
-        first.all_labels.check_single(spec.source, "this evaluation")
+    check_input_kind(encoder, next(iter(data.splits.values())), spec.source)
     return data
 
 
@@ -122,33 +117,23 @@ def data_for(
     evaluated: EvaluatedEncoder,
     source: str | None,
     view: View = "margin",
-    several_labels: bool = False,
     way_out: str | None = OTHER_DATA,
+    all_levels: bool = False,
 ) -> Data:
     """The data of a source, or if None the run's own, with the images it held out and left out.
 
-    For the margin view, the run's own source has the same pixels as the monitor, from the same cache.
-    Of a hierarchy the labels are the leaves. Other images with several labels are refused unless the caller can use
-    them. So is the run's own source if it has changed, with this advice, unless that is None.
+    For the margin view, the run's own source has the same pixels as the monitor, from the same cache. Of a hierarchy
+    the labels are the leaves, or those of all levels. The run's own source is refused if it has changed, with this
+    advice, unless that is None.
     """
-    return with_leaf_labels(data_of_all_levels(evaluated, source, view, several_labels, way_out))
-
-
-def data_of_all_levels(
-    evaluated: EvaluatedEncoder,
-    source: str | None,
-    view: View,
-    several_labels: bool = False,
-    way_out: str | None = OTHER_DATA,
-) -> Data:
-    """`data_for` with the labels of all levels."""
     spec = spec_for(evaluated, source)
     as_trained = is_read_as_trained(evaluated, source, view)
     with local_caches(spec.all_sources if source is None else ()):  # what a run names is not looked up
-        source_data = read_source(evaluated, spec, view, as_trained=as_trained, several_labels=several_labels)
+        source_data = read_source(evaluated, spec, view, as_trained=as_trained)
     if way_out is not None:
         check_unchanged(evaluated, source, source_data, as_trained, way_out)
-    return prepare_data(source_data, replace(without_hierarchy(spec), balanced=False))
+    data = prepare_data(source_data, replace(without_hierarchy(spec), balanced=False))
+    return data if all_levels else with_leaf_labels(data)
 
 
 def check_unchanged(
@@ -215,12 +200,11 @@ def open_data(evaluated: EvaluatedEncoder, source: str | None, settings: Setting
     if isinstance(settings, (Transfer, FewShot)):
         assert source is not None
         return open_other_data(evaluated, source, settings)
-    several = isinstance(settings, Knn) or (isinstance(settings, Linear) and settings.probe == "lbfgs")
-    return open_evaluation_data(evaluated, source, getattr(settings, "split", "held-out"), view, several)
+    return open_evaluation_data(evaluated, source, getattr(settings, "split", "held-out"), view)
 
 
 def open_evaluation_data(
-    evaluated: EvaluatedEncoder, source: str | None, split: str, view: View = "margin", several_labels: bool = False
+    evaluated: EvaluatedEncoder, source: str | None, split: str, view: View = "margin"
 ) -> EvaluationData:
     """The images to test of the run's own data, or of a source that is split like them.
 
@@ -228,7 +212,7 @@ def open_evaluation_data(
     classifier: those that pretraining held out; if these are also tested, each half chooses for the other. A test split
     never chooses. For other data, or if nothing was held out, a part of train chooses.
     """
-    data = data_of_all_levels(evaluated, source, view, several_labels)
+    data = data_for(evaluated, source, view, all_levels=True)
     location, held_out_from = source or evaluated.location, str(data.summary["held_out_from"])
     if split == "held-out" and not len(data.held_out) and data.test is not None:
         evaluated.reporter.note(f"{location}: nothing is held out (data.holdout = 0), so the test split is used")
@@ -255,7 +239,7 @@ def open_other_data(evaluated: EvaluatedEncoder, source: str, settings: Transfer
     """Another source: train, val (as held-out images) and test; or one split that episodes are sampled from."""
     is_transfer = isinstance(settings, Transfer)
     spec, use = spec_for(evaluated, source), USES[type(settings)]
-    read = read_source(evaluated, spec, settings.view, use, several_labels=is_transfer)
+    read = read_source(evaluated, spec, settings.view, use)
     if is_transfer or registered_name(source) is None:  # a benchmark has one split for few-shot, with every image
         check_unchanged(evaluated, source, read)
     taken_from = "test" if "test" in read.splits else "val"
@@ -308,6 +292,8 @@ def check_measurable(evaluated: EvaluatedEncoder, data: EvaluationData, settings
 
     Warns of test images of a class that no image to fit on has.
     """
+    if not settings.several:
+        data.images.all_labels.check_single(data.location, "this evaluation")
     fitted = {Variance: ["test"], FewShot: ["test"], Transfer: ["train", "held-out"]}.get(type(settings), ["train"])
     fitted = ["test"] if getattr(settings, "leave_one_out", False) else fitted
     for name in dict.fromkeys((*fitted, "test")):

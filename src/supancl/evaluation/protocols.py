@@ -25,12 +25,12 @@ from supancl.evaluation import (
     Transfer,
     Variance,
 )
-from supancl.evaluation.certainty import certainty_keys, figure_keys, plan_cross_validation
+from supancl.evaluation.certainty import certainty_keys, figure_keys
 from supancl.evaluation.data import EvaluationData, check_measurable, open_data, resolve_source
 from supancl.evaluation.encoder import EvaluatedEncoder, Parts, is_run_source, warn_if_trained_on
 from supancl.evaluation.finetune import check_fine_tuning, fine_tune, plain_crops
 from supancl.evaluation.results import data_label, default_metric, registered_name
-from supancl.probes.answers import Measured, join, measure
+from supancl.probes.answers import Measured, measure
 from supancl.probes.fewshot import few_shot
 from supancl.probes.knn import default_k, knn_answers
 from supancl.probes.linear import linear_probe
@@ -65,21 +65,7 @@ def evaluate(
         about = {"tested_on": fingerprint(data.images), **about}
         if every_label.data.levels:
             about["levels"] = measure_levels(every_label, settings, parts, (measured, about))
-        folds = plan_cross_validation(evaluated, data) if settings.is_cross_validated else None
-
-        def again(encoder: EvaluatedEncoder) -> Any:
-            return answer(Parts(encoder, data), settings)[0]
-
-        def cross_validated(encoder: EvaluatedEncoder) -> Any:
-            return join([answer(part, settings)[0] for part in (folds(encoder) if folds else ())])
-
-        about |= certainty_keys(
-            evaluated,
-            measured,
-            again if settings.is_quick else None,
-            None if folds is None else cross_validated,
-            (settings, fingerprint(*data.splits.values())) if isinstance(settings, Transfer) else None,
-        )
+        about |= certainty_keys(evaluated, data, settings, measured, lambda parts: answer(parts, settings)[0])
     return record(evaluated, data, settings, about, since, name)
 
 
@@ -193,6 +179,7 @@ def answer_sgd(parts: Parts, settings: Linear) -> Answer:
     if settings.augmented and parts.encoder.encoder.spec.name == "linear":
         raise BadInput(f"{parts.encoder.location}: augmented crops images, but this encoder takes vectors")
     train, epochs = parts.data.splits["train"], settings.epochs
+    train.all_labels.check_single(parts.data.location, "probe sgd")
     probe = sgd_probe(
         augmented_epochs(parts.encoder, train, settings) if settings.augmented else parts["train"],
         parts["test"],

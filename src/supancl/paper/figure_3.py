@@ -79,6 +79,7 @@ def draw_figure(
     shown: tuple[list[str], list[int]] | None = None
     for evaluated, title in zip(encoders, titles, strict=True):  # the classes are chosen from the first run's data
         evaluation = open_evaluation_data(evaluated, request.data, request.split).by_leaf()
+        evaluation.images.all_labels.check_single(evaluation.location, "figure 3")
         source, names = resolve_source(evaluated, request.data), evaluation.classes
         groups = groups or choose_classes(names, source, request.classes, request.groups)
         classes = [name for members in groups.values() for name in members]

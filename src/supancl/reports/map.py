@@ -76,7 +76,7 @@ def build_maps(
         if evaluated.encoder.spec.name == "linear":
             raise BadInput(f"{request.data} holds vectors, and a map shows images; choose other data")
         as_trained = is_read_as_trained(evaluated, request.data, "margin")
-        source = read_source(evaluated, spec_for(evaluated, request.data), "margin", None, as_trained, True)
+        source = read_source(evaluated, spec_for(evaluated, request.data), "margin", as_trained=as_trained)
         listed.append(choose_images(evaluated, source, request))
         check_tsne(len(listed[-1].names))
         values = torch.cat([evaluated.features(split).values for split in listed[-1].splits.values()])

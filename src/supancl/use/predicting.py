@@ -111,7 +111,7 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
         # decoded as the run's own images are, with which they are compared: another size gives other features
         own, as_trained = evaluated.recipe.data, True
         spec = replace(spec, short_side=own.short_side, resample=own.resample)
-    all_labels = read_source(evaluated, spec, settings.view, as_trained=as_trained, several_labels=True)
+    all_labels = read_source(evaluated, spec, settings.view, as_trained=as_trained)
     images, leaves = with_given_labels(all_labels), with_leaf_labels(all_labels)
     wanted = {
         name: torch.arange(len(split)) if settings.every_image else (split.labels < 0).nonzero()[:, 0]
@@ -206,7 +206,7 @@ def _open_classifier(
         layer, source = LinearClassifier(tuned.weight, tuned.bias), settings.references or tuned.source or None
         references = load_references(evaluated, source, settings.view, "references-finetuned")
         return references, tuned.classes, lambda some: (layer, {"classifier": FINETUNED})
-    references = load_references(evaluated, settings.references, settings.view, "references", several_labels=True)
+    references = load_references(evaluated, settings.references, settings.view, "references")
     has_seen_labels = evaluated.run is not None or names_classes(evaluated.location, references.classes)
     if references.may_choose and not references.has_several and not has_seen_labels:
         features = references.features
@@ -288,9 +288,7 @@ def _unseen(references: References, classes: int, classifier: Classifier, fit: F
 # --- references -------------------------------------------------------------------------------------------------------
 
 
-def load_references(
-    evaluated: EvaluatedEncoder, source: str | None, view: View, name: str, several_labels: bool = False
-) -> References:
+def load_references(evaluated: EvaluatedEncoder, source: str | None, view: View, name: str) -> References:
     """The labelled training images of `source`, or if None of the run, and those that it held out.
 
     The features of a run's images are kept in its folder as predict/NAME.safetensors, so that labels can be predicted
@@ -307,7 +305,7 @@ def load_references(
             content = load_features(path)
     held_out_from = described.get("held_out_from")
     if content is None or content.made_from != made_from:
-        data = data_for(evaluated, source, view, several_labels, None if source else f"restore them, or {CHANGED}")
+        data = data_for(evaluated, source, view, None if source else f"restore them, or {CHANGED}")
         if len(data.train.class_ids()) < 2:
             raise BadInput(f"{source or evaluated.location}: labelled images of fewer than two classes; {CHANGED}")
         recipe, held_out_from = evaluated.recipe, data.summary["held_out_from"]
