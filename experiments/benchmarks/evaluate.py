@@ -41,7 +41,7 @@ from torch import Tensor
 
 from supancl.probes import Features, accuracy, few_shot, knn_accuracy, sample_episodes, transfer
 from supancl.probes.fewshot import predict_episodes
-from supancl.probes.transfer import WEIGHTS
+from supancl.probes.linear import TRANSFER_WEIGHTS as WEIGHTS
 
 # --- clocks
 

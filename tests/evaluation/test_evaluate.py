@@ -61,15 +61,15 @@ def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
     assert set(kept) == {
         "knn-k5",
         "linear",
-        "linear-sgd-augmented-e2",
+        "linear-sgd-augmented-epochs2",
         "variance",
         "transfer-digits",
-        "fewshot-digits-5w1s-ep20",
-        "fewshot-digits-5w5s-ep20",
-        "finetune-e1-lr0.1",
+        "fewshot-digits-5w1s-episodes20",
+        "fewshot-digits-5w5s-episodes20",
+        "finetune-epochs1-lrs0.1",
     }
     assert kept["transfer-digits"]["images"] == [1078, 269, 450]  # tested on what pretraining held out
-    assert kept["fewshot-digits-5w5s-ep20"]["images"] == 450
+    assert kept["fewshot-digits-5w5s-episodes20"]["images"] == 450
     assert (kept["transfer-digits"]["cut_off"], kept["linear"]["cut_off"]) == (False, False)
     conditions = {"protocol", "encoder", "layer", "normalize", "seconds", "hardware", "versions", "commit"}
     assert all(result.keys() >= conditions for result in kept.values())

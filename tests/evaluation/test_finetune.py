@@ -35,14 +35,14 @@ def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_pa
         60,
         "test",
     )
-    assert saved_result(tmp_path / "run/evaluate/finetune-b16-lr0.3.json") == json.loads(json.dumps(result))
+    assert saved_result(tmp_path / "run/evaluate/finetune-batch_size16-lrs0.3.json") == json.loads(json.dumps(result))
 
 
 def test_it_starts_from_the_linear_classifier_and_keeps_the_statistics_of_batch_norm(run, tmp_path):
     barely = {"epochs": 1, "train_batch": 16, "lr": (1e-6,), "freeze_norm": True, "probe_first": True}
     found = fine_tuned(run, **barely, out=tmp_path / "tuned")
     assert found["accuracy"] == pytest.approx(linear(run)["accuracy"], abs=2)
-    assert list((tmp_path / "run/evaluate").glob("finetune-*-fixed-norm-probe-first.json"))
+    assert list((tmp_path / "run/evaluate").glob("finetune-*-freeze_norm-probe_first.json"))
     before, after = run.encoder.state_dict(), load_encoder(tmp_path / "tuned").state_dict()
     statistics = [name for name in before if "running" in name]
     assert statistics

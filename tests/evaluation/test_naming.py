@@ -34,14 +34,14 @@ def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
     transferred(run, run.recipe.data.source, metric="mean-per-class")
     episodes(run, run.recipe.data.source, ways=3, shots=5, episodes=3, fill_queries=True)
     assert set(kept(tmp_path)) == {
-        "fewshot-own-3w5s-filled-ep3",
+        "fewshot-own-3w5s-fill_queries-episodes3",
         "knn",
-        "knn-k1-loo",
+        "knn-k1-leave_one_out",
         "knn-l2",
         "knn-test",
         "knn-whole",
-        "knn-t0.07",
-        "linear-sgd-e2-lr1.0",
+        "knn-temperature0.07",
+        "linear-sgd-epochs2-lr1.0",
         "linear-seed3",
         "variance-train",
         "transfer-own-mean-per-class",

@@ -146,11 +146,11 @@ def test_transfer_chooses_on_validation_and_refits_on_both():
     found = transfer(train, validation, test, classes=CLASSES)
     blocks = [block.values.double().numpy() for block in (train, validation, test)]
     targets = [block.targets(CLASSES).numpy() for block in (train, validation, test)]
-    on_validation = dict(zip(found.weights, found.validation, strict=True))
+    on_validation = dict(zip(found.weights, found.held_out, strict=True))
     for weight in found.weights[20::4]:
         expected = mean_precision(scikit_logits(blocks[0], targets[0], weight, blocks[1]), targets[1])
         assert on_validation[weight] == pytest.approx(expected, abs=1.0)
-    assert on_validation[found.weight] == max(found.validation)
+    assert on_validation[found.weight] == max(found.held_out)
     both = np.concatenate(blocks[:2]), np.concatenate(targets[:2])
     np.testing.assert_allclose(found.answers.numpy(), scikit_logits(*both, found.weight, blocks[2]), atol=2e-2)
     assert found.images == (90, 50, 60)

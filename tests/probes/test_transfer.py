@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from supancl.probes import Features, accuracy, transfer
-from supancl.probes.transfer import WEIGHTS
+from supancl.probes.linear import TRANSFER_WEIGHTS as WEIGHTS
 from tests.probes.blobs import blobs
 
 
@@ -57,7 +57,7 @@ def test_equal_scores_choose_the_smallest_weight_and_the_report_is_json() -> Non
     found = transfer(easy, blobs(20, noise=0.01, seed=1), blobs(20, noise=0.01, seed=2))
     assert found.accuracy == 100.0
     assert found.weights == pytest.approx(WEIGHTS)
-    best = max(found.validation)
-    assert found.weight == min(w for w, score in zip(found.weights, found.validation, strict=True) if score == best)
+    best = max(found.held_out)
+    assert found.weight == min(w for w, score in zip(found.weights, found.held_out, strict=True) if score == best)
     assert json.loads(json.dumps(found.to_json()))["images"] == [40, 20, 20]
     assert found.residual <= 1e-3

@@ -6,7 +6,7 @@ A field that its docstring does not explain is no flag. Nothing here imports tor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -20,9 +20,9 @@ TRAINED_IMAGES = "trained images"  # what chose a ridge
 PROTOCOLS: dict[str, type[Settings]] = {}
 
 
-def setting(default: Any, mark: str = "{}", key: str = "", usual: Any = MISSING) -> Any:
-    """A field: how file names show its value, its key in results, and the value that file names do not show."""
-    return field(default=default, metadata={"mark": mark, "key": key, "usual": usual})
+def setting(default: Any, key: str = "", usual: Any = None, is_shown: bool = True) -> Any:
+    """A field with another key in results, another usual value than the default, or that file names do not show."""
+    return field(default=default, metadata={"key": key, "usual": usual, "is_shown": is_shown})
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,15 @@ class Settings:
         """Whether few held-out images are joined by others."""
         return False
 
+    @classmethod
+    def keys(cls) -> dict[str, Field[Any]]:
+        """The fields by their key in results."""
+        return {each.metadata.get("key") or each.name: each for each in fields(cls)}
+
     def in_result(self) -> dict[str, Any]:
         """What a result says of the settings, besides what was measured with."""
-        values = {each.metadata["key"] or each.name: getattr(self, each.name) for each in fields(self)}
-        shown = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-        return {key: value for key, value in shown.items() if value is not None and key != "split"}
+        values = {key: plain(getattr(self, each.name)) for key, each in self.keys().items()}
+        return {key: value for key, value in values.items() if value is not None and key != "split"}
 
     @classmethod
     def given(cls, values: Mapping[str, Any]) -> Self:
@@ -66,18 +70,13 @@ class Settings:
     @classmethod
     def usual(cls) -> dict[str, Any]:
         """Key in results -> the value that file names do not show."""
-        shown = {each.metadata["key"] or each.name: each for each in fields(cls) if each.metadata["usual"] is not None}
-        usual = {
-            key: each.default if each.metadata["usual"] is MISSING else each.metadata["usual"]
-            for key, each in shown.items()
-        }
-        usual = {key: list(value) if isinstance(value, tuple) else value for key, value in usual.items()}
+        shown = {key: each for key, each in cls.keys().items() if each.metadata.get("is_shown", True)}
+        usual = {key: plain(each.metadata.get("usual") or each.default) for key, each in shown.items()}
         return usual | {"layer": "pooled", "normalize": False}
 
-    @classmethod
-    def marks(cls) -> dict[str, str]:
-        """Key in results -> how file names show its value."""
-        return {each.metadata["key"] or each.name: each.metadata["mark"] for each in fields(cls)}
+
+def plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
@@ -106,12 +105,12 @@ class Knn(Settings, name="knn", several=True):
     $ supancl evaluate knn runs/a runs/b --data photos --format markdown
     """
 
-    k: tuple[Count, ...] | None = setting(None, "k{}", usual=20)
-    temperature: Positive = setting(0.1, "t{}")
-    metric: Literal["cosine", "l2"] = setting("cosine")
-    leave_one_out: bool = setting(False, "loo")
-    split: Tested = setting("held-out")
-    view: View = setting("margin")
+    k: tuple[Count, ...] | None = setting(None, usual=20)
+    temperature: Positive = 0.1
+    metric: Literal["cosine", "l2"] = "cosine"
+    leave_one_out: bool = False
+    split: Tested = "held-out"
+    view: View = "margin"
 
     @property
     def is_cross_validated(self) -> bool:
@@ -147,14 +146,14 @@ class Linear(Settings, name="linear", several=True):
     $ supancl evaluate linear runs/a runs/b --probe sgd
     """
 
-    probe: Literal["lbfgs", "sgd"] = setting("lbfgs")
-    augmented: bool = setting(False, "augmented")
-    epochs: Count = setting(100, "e{}")
-    lr: Positive = setting(30.0, "lr{}")
-    probe_batch: Count = setting(256, "b{}", "batch_size")
-    seed: Natural = setting(0, "seed{}")
-    split: Tested = setting("held-out")
-    view: View = setting("margin")
+    probe: Literal["lbfgs", "sgd"] = "lbfgs"
+    augmented: bool = False
+    epochs: Count = 100
+    lr: Positive = 30.0
+    probe_batch: Count = setting(256, "batch_size")
+    seed: Natural = 0
+    split: Tested = "held-out"
+    view: View = "margin"
 
     def __post_init__(self) -> None:
         changed = [
@@ -195,8 +194,8 @@ class Variance(Settings, name="variance"):
     $ supancl evaluate variance runs/photos --layer projector --split train
     """
 
-    split: Literal["held-out", "test", "train"] = setting("held-out")
-    view: View = setting("margin")
+    split: Literal["held-out", "test", "train"] = "held-out"
+    view: View = "margin"
 
     @classmethod
     def usual(cls) -> dict[str, Any]:
@@ -220,7 +219,7 @@ class Transfer(Settings, name="transfer", needs_data=True, several=True):
     """
 
     metric: Literal["top-1", "mean-per-class"] | None = setting(None, usual="top-1")
-    view: View = setting("whole")
+    view: View = "whole"
 
 
 @dataclass(frozen=True)
@@ -248,13 +247,13 @@ class FewShot(Settings, name="fewshot", needs_data=True):
     $ supancl evaluate fewshot runs/a runs/b --root benchmarks
     """
 
-    ways: AtLeastTwo = setting(5, usual=None)
-    shots: tuple[Count, ...] = setting((1, 5), usual=None)
-    queries: Count = setting(16, "q{}")
-    fill_queries: bool = setting(False, "filled")
-    episodes: Count = setting(2000, "ep{}")
-    seed: Natural = setting(0, "seed{}")
-    view: View = setting("whole")
+    ways: AtLeastTwo = setting(5, is_shown=False)
+    shots: tuple[Count, ...] = setting((1, 5), is_shown=False)
+    queries: Count = 16
+    fill_queries: bool = False
+    episodes: Count = 2000
+    seed: Natural = 0
+    view: View = "whole"
 
 
 @dataclass(frozen=True)
@@ -290,16 +289,16 @@ class FineTune(Settings, name="finetune"):
     $ supancl evaluate finetune timm:resnet18 --data photos --epochs 10
     """
 
-    epochs: Count = setting(20, "e{}")
-    train_batch: AtLeastTwo = setting(64, "b{}", "batch_size")  # batch norm needs two images
-    lr: tuple[Positive, ...] = setting((0.01, 0.1, 1.0), "lr{}", "lrs")  # at batch 256
-    weight_decay: NotNegative = setting(1e-4, "wd{}")
-    seed: Natural = setting(0, "seed{}")
-    views: Literal["crops", "pretraining"] = setting("crops")
-    freeze_norm: bool = setting(False, "fixed-norm")
-    probe_first: bool = setting(False, "probe-first")
-    split: Tested = setting("held-out")
-    out: str | None = setting(None, usual=None)
+    epochs: Count = 20
+    train_batch: AtLeastTwo = setting(64, "batch_size")  # batch norm needs two images
+    lr: tuple[Positive, ...] = setting((0.01, 0.1, 1.0), "lrs")  # at batch 256
+    weight_decay: NotNegative = 1e-4
+    seed: Natural = 0
+    views: Literal["crops", "pretraining"] = "crops"
+    freeze_norm: bool = False
+    probe_first: bool = False
+    split: Tested = "held-out"
+    out: str | None = setting(None, is_shown=False)
 
     @property
     def is_quick(self) -> bool:

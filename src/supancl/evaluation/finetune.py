@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from supancl.core.encoders import Encoder
 from supancl.data.opening import absolute_source
@@ -29,6 +28,7 @@ from supancl.files import Output
 from supancl.probes.answers import Answers, Measured, accuracy
 from supancl.probes.classifiers import fit_linear_classifier
 from supancl.probes.features import hold_out
+from supancl.probes.sgd import linear_layer
 from supancl.runs.encoder_file import CLASSIFIER_FILE, ClassifierFile, save_classifier, save_encoder
 
 FINETUNED = "finetuned"  # the folder inside a run where `predict --with finetuned` looks
@@ -94,11 +94,7 @@ class Classifier(nn.Module):
     def __init__(self, encoder: Encoder, classes: int, seed: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = nn.Linear(encoder.width, classes)
-        with torch.no_grad():
-            initial_weight = torch.randn(self.head.weight.shape, generator=torch.Generator().manual_seed(seed))
-            self.head.weight.copy_(0.01 * initial_weight)
-            self.head.bias.zero_()
+        self.head = linear_layer(encoder.width, classes, seed)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.encoder(images))  # type: ignore[no-any-return]
@@ -124,10 +120,9 @@ def train_classifier(
             probe, _ = fit_linear_classifier(features, features.take(torch.arange(0)), classes, device)
             model.head.load_state_dict({"weight": probe.weight, "bias": probe.bias})
         model.requires_grad_(True)
-        model.train()
         encoder, batch_size = model.encoder, min(settings.train_batch, len(train))
-        for module in encoder.modules() if settings.freeze_norm else ():
-            module.train(not isinstance(module, _BatchNorm))
+        encoder.freeze_norm = settings.freeze_norm
+        model.train()
         views = Crops(size=encoder.size) if settings.views == "pretraining" else plain_crops(evaluated, (0.2, 1.0))
         steps_per_epoch = len(train) // batch_size
         steps = settings.epochs * steps_per_epoch

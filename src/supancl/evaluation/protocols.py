@@ -30,11 +30,11 @@ from supancl.evaluation.data import EvaluationData, check_measurable, open_data,
 from supancl.evaluation.encoder import EvaluatedEncoder, Parts, is_run_source, warn_if_trained_on
 from supancl.evaluation.finetune import check_fine_tuning, fine_tune, plain_crops
 from supancl.evaluation.results import data_label, default_metric, registered_name
-from supancl.probes.answers import Measured, measure
+from supancl.probes.answers import Measured, TransferMetric, measure
 from supancl.probes.fewshot import few_shot
 from supancl.probes.knn import default_k, knn_answers
-from supancl.probes.linear import linear_probe
-from supancl.probes.transfer import EpochOfBatches, sgd_probe, transfer
+from supancl.probes.linear import LinearProbe, linear_probe, transfer
+from supancl.probes.sgd import EpochOfBatches, sgd_probe
 from supancl.probes.variance import collapse
 from supancl.runs.provenance import commit, hardware, versions
 
@@ -199,11 +199,13 @@ def answer_transfer(parts: Parts, settings: Transfer) -> Answer:
     metric = settings.metric or default_metric(parts.data.location)
     splits = (parts["train"], parts["held-out"], parts["test"])
     fitted = transfer(*splits, metric, device=parts.encoder.options.device, classes=parts.classes)
-    return answer_fitted(parts, fitted, ("train", "held-out"), metric)
+    measured, about = answer_fitted(parts, fitted, ("train", "held-out"), metric)
+    del about["chosen_on"], about["chosen_on_images"]  # always the held-out ones
+    return measured, about if parts.data.has_several_labels else about | {"metric": metric}
 
 
 def answer_fitted(
-    parts: Parts, fitted: Any, fitted_on: tuple[str, ...], metric: Any = "top-1"
+    parts: Parts, fitted: LinearProbe, fitted_on: tuple[str, ...], metric: TransferMetric = "top-1"
 ) -> tuple[Measured, dict[str, Any]]:
     """The figure of a linear classifier's answers, and how it was fitted."""
     references = torch.cat([parts[name].labelled().labels for name in fitted_on])
@@ -214,7 +216,6 @@ def answer_fitted(
     if not parts.data.has_several_labels:
         return measured, about | {"queries": measured.images}
     numbers = parts["train"].labelled().class_numbers()
-    about.pop("metric", None)
     return measured, about | {"classes": len(torch.unique(numbers[numbers >= 0]))}
 
 

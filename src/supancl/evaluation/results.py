@@ -35,13 +35,8 @@ FIGURES = {"accuracy": "accuracy", "map": "mAP"}  # the main figure of a result 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
-# key of a result -> its default, by protocol; and how a file name shows it
+# key of a result -> its default, by protocol
 DEFAULT_SETTINGS = {name: settings.usual() for name, settings in PROTOCOLS.items()}
-FILE_NAME_MARKS = {
-    "normalize": "unit",
-    "layer": "layer-{}",
-    **{key: mark for settings in PROTOCOLS.values() for key, mark in settings.marks().items()},
-}
 
 
 def registered_name(source: str) -> str | None:
@@ -108,13 +103,13 @@ def non_default_settings(result: Mapping[str, Any]) -> dict[str, Any]:
 def result_name(base: str, result: Mapping[str, Any]) -> str:
     """The file name of a result: `base`, and the settings that are not default.
 
-    >>> result_name("knn", {"protocol": "knn", "k": 1, "leave_one_out": True})
-    'knn-k1-loo'
+    >>> result_name("knn", {"protocol": "knn", "k": 1, "leave_one_out": True, "metric": "l2"})
+    'knn-k1-l2-leave_one_out'
     """
     words = [base]
     for key, value in non_default_settings(result).items():
-        text = "_".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-        words.append(_slug(FILE_NAME_MARKS.get(key, "{}").format(text)))
+        text = "_".join(map(str, value)) if isinstance(value, list) else str(value)
+        words.append(_slug(key if value is True else text if isinstance(value, str) else f"{key}{text}"))
     return "-".join(words)
 
 

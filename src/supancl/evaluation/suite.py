@@ -200,7 +200,8 @@ class Ranking(NamedTuple):
         rows = []
         for (encoder, scores), *means in zip(self.scores.items(), self.averages, self.average_ranks, strict=True):
             cells = {data: scores[data]._asdict() if data in scores else None for data in self.datasets}
-            rows.append({"encoder": encoder, "scores": cells, "average": means[0], "average_rank": means[1]})
+            rank = means[1] if len(self.scores) > 1 else None
+            rows.append({"encoder": encoder, "scores": cells, "average": means[0], "average_rank": rank})
         content: dict[str, Any] = jsonable({"datasets": self.datasets, "ranked": self.ranked, "rows": rows})
         return content
 

@@ -4,8 +4,8 @@ from supancl.probes.answers import accuracy
 from supancl.probes.features import Features, embed
 from supancl.probes.fewshot import FewShot, few_shot, sample_episodes
 from supancl.probes.knn import knn_accuracy, knn_answers, knn_leave_one_out, neighbours
-from supancl.probes.linear import LinearProbe, linear_probe
-from supancl.probes.transfer import SgdProbe, Transfer, linear_accuracy, sgd_probe, transfer
+from supancl.probes.linear import LinearProbe, linear_probe, transfer
+from supancl.probes.sgd import SgdProbe, linear_accuracy, sgd_probe
 from supancl.probes.variance import Collapse, Variance, collapse, effective_rank, variance
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "FewShot",
     "LinearProbe",
     "SgdProbe",
-    "Transfer",
     "Variance",
     "accuracy",
     "collapse",

@@ -20,6 +20,7 @@ from supancl.probes.answers import TransferMetric, accuracy, mean_average_precis
 from supancl.probes.features import Features, check_features, hold_out, number_classes, stratified_folds
 from supancl.probes.logistic import (
     POLISH_TOLERANCE,
+    LbfgsMemory,
     OneVsRest,
     Problem,
     Solution,
@@ -40,7 +41,10 @@ USUAL_RIDGE = 0.01  # per fitted image
 # predicted correctly with a ridge chosen on 12 held-out ones, and 48.4% with the usual one.
 MIN_TO_CHOOSE = 100
 CHUNK = 8192  # rows that are scaled and rotated at a time
-COARSE_TOLERANCE = 0.2  # of those that compare weights in transfer
+TRANSFER_WEIGHTS = tuple(10 ** (-6 + 11 * i / 44) for i in range(45))  # 1e-6 to 1e5, evenly spaced logarithms
+TRANSFER_TOLERANCE = 1e-3
+COARSE_TOLERANCE = 0.2  # of the solutions that compare weights in transfer
+REFINE_WITHIN = 0.5  # points below the best accuracy: only these weights of transfer are solved to the tolerance
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ class Ridges:
         self.values, self.targets, self.metric = values.to(device), targets.to(device), metric
         self.space = Standardized(self.values, dtype, scales)
         self.single = self.space.rows(self.values, torch.float32)
-        self.usual, self.iterations = USUAL_RIDGE * len(values), 0
+        self.usual = USUAL_RIDGE * len(values)
         self.starts: dict[float, Tensor] = {}
         self.said: dict[float, Tensor] = {}
         self.choosing = targets[:0].cpu()  # targets of the images that choose
@@ -176,8 +180,7 @@ class Ridges:
         return is_worse == [True, True] or (weakest <= PROBE_WEIGHTS[0] and self.best() > weakest)
 
     def add(self, solution: Solution, rows: Tensor) -> None:
-        """Count a solution, and keep what it says about the images that choose."""
-        self.iterations += solution.iterations
+        """Keep a solution, and what it says about the images that choose."""
         self.starts[solution.weight] = solution.parameters
         self.said[solution.weight] = answers((solution.parameters @ rows.T).T, self.choosing)
 
@@ -200,11 +203,10 @@ class Ridges:
         start = self.starts.get(weight)
         if tolerance is None or start is None:
             solution = solve(whole, weight, start, tolerance=CHOOSING_TOLERANCE if tolerance else ROUGH_TOLERANCE)
-            self.iterations, start = self.iterations + solution.iterations, solution.parameters
+            start = solution.parameters
         if tolerance is not None:
             exact = self.problem(self.space.rows(self.values, torch.float64))
             solution = polish(exact, whole, weight, start, tolerance)
-            self.iterations += solution.iterations
         return self.space.classifier(solution)
 
 
@@ -265,13 +267,57 @@ class LinearProbe(ProbeResult):
 
     weight: float
     weights: tuple[float, ...]
-    held_out: tuple[float, ...]  # accuracy by weight on the images that choose
+    held_out: tuple[float, ...]  # accuracy by weight on the images that choose; in transfer rougher if far below
     images: tuple[int, int, int]  # numbers: fitted while choosing, choosing, test
     residual: float
     cut_off: bool
     chosen_on: str
     chosen_on_images: int
-    weight_by_half: tuple[float, ...]  # for "other half" only
+    weight_by_half: tuple[float, ...] = ()  # for "other half" only
+
+
+class Tested:
+    """The test images, numbered by the classes of train."""
+
+    def __init__(self, test: Features, numbered: Features, classes: int, names: Tensor) -> None:
+        self.values, self.targets = numbered.values, targets_of(numbered, classes)
+        self.classes, self.names, self.labels = classes, names.cpu(), test.labelled().labels.cpu()
+
+    def named(self, said: Tensor) -> dict[str, Tensor]:
+        """Answers and targets as the labels that the features came with, or for several labels as scores."""
+        if self.targets.ndim == 2:
+            return {"answers": said, "targets": self.targets.cpu()}
+        return {"answers": self.names[said], "targets": self.labels}
+
+    def probe(
+        self,
+        ridges: Ridges,
+        selected: tuple[float, ...],
+        tolerance: float | None,
+        chosen_on: str,
+        halves: Tensor | None = None,
+    ) -> LinearProbe:
+        """What classifiers with these ridges answer: one, or one for each of two halves of the images."""
+        fitted = {w: ridges.fit(w, tolerance) for w in track(set(selected), "fitting the linear classifier")}
+        values = self.values.to(ridges.values.device)
+        said = [answers(fitted[weight].logits(values), self.targets) for weight in selected]
+        if halves is not None and len(said) > 1:
+            said[0][~halves] = said[1][~halves]
+        scores, choosing = ridges.scores(), len(ridges.choosing)
+        return LinearProbe(
+            accuracy=quality(said[0], self.targets.cpu(), ridges.metric),
+            weight=selected[0] if len(selected) == 1 else ridges.best(),
+            weights=tuple(scores) or selected,
+            held_out=tuple(scores.values()),
+            classes=self.classes,
+            images=(len(ridges.values) - (choosing if halves is None else 0), choosing, len(values)),
+            residual=max(classifier.residual for classifier in fitted.values()),
+            cut_off=any(classifier.cut_off for classifier in fitted.values()),
+            chosen_on=chosen_on if scores else "none",
+            chosen_on_images=choosing,
+            weight_by_half=selected if len(selected) > 1 else (),
+            **self.named(said[0]),
+        )
 
 
 def linear_probe(
@@ -300,7 +346,7 @@ def linear_probe(
         raise BadInput(f"choose = {choose!r}: give features, 'halves', 'nothing' or None")
     others = [features for features in (test, choose) if isinstance(features, Features)]
     (train, numbered, *chosen), classes, names = prepare(train, others, classes)
-    held_out, halves, on = None, None, "held-out"
+    tested, held_out, halves, on = Tested(test, numbered, classes, names), None, None, "held-out"
     if chosen:
         held_out = torch.arange(len(train) + len(chosen[0])) >= len(train)
         train = train.and_also(chosen[0])
@@ -308,36 +354,45 @@ def linear_probe(
         halves, on = stratified_folds(numbered.labels.cpu(), 2, seed) == 0, "other half"
     elif choose is None:
         held_out, on = draw_choosing(train.labels.cpu(), share, seed), f"{share:.0%} of training"
-    targets, tested = targets_of(train, classes), targets_of(numbered, classes)
-    ridges = Ridges(train.values, targets, device, dtype=torch.float32 if tolerance is None else torch.float64)
-    ridges.compare(weights, held_out, None if halves is None else (numbered.values, tested))
-    selected: tuple[float, ...] = (ridges.best(),)
-    if halves is not None and ridges.said:
-        selected = ridges.best(~halves), ridges.best(halves)
-    fitted = {w: ridges.fit(w, tolerance) for w in track(set(selected), "fitting the linear classifier")}
-    said = [answers(fitted[weight].logits(numbered.values.to(device)), tested) for weight in selected]
-    if halves is not None and len(said) > 1:
-        said[0][~halves] = said[1][~halves]
+    dtype = torch.float32 if tolerance is None else torch.float64
+    ridges = Ridges(train.values, targets_of(train, classes), device, dtype=dtype)
+    ridges.compare(weights, held_out, None if halves is None else (tested.values, tested.targets))
+    is_halved = halves is not None and bool(ridges.said)
+    selected = (ridges.best(~halves), ridges.best(halves)) if halves is not None and is_halved else (ridges.best(),)
+    return tested.probe(ridges, selected, tolerance, on, halves)
+
+
+def transfer(
+    train: Features,
+    validation: Features,
+    test: Features,
+    metric: TransferMetric = "top-1",
+    weights: tuple[float, ...] = TRANSFER_WEIGHTS,
+    tolerance: float = TRANSFER_TOLERANCE,
+    device: torch.device | str = "cpu",
+    classes: int | None = None,
+) -> LinearProbe:
+    """The paper's transfer (App. E): choose a ridge on validation, refit on train and validation, test once.
+
+    Minimises the summed cross-entropy + weight * ||parameters||^2, bias included, on raw features. Each weight is
+    solved roughly, then those within half a point of the best validation accuracy to `tolerance` (the gradient relative
+    to the ridge's gradient). The best of them is used; ties go to the smallest weight, as in an ascending loop that
+    keeps the first best. The problem is convex, so a descending path finds the same optima. Images with several labels,
+    of `classes` classes, have a regression per class and are judged by mean average precision.
+    """
+    (train, numbered, validation), classes, names = prepare(train, (test, validation), classes)
+    both, count = train.and_also(validation), len(train)
+    ridges = Ridges(both.values, targets_of(both, classes), device, metric, scales=False)
+    held_out = torch.arange(len(both)) >= count
+    ridges.compare(weights, held_out)
+    rough, memory = ridges.scores(), LbfgsMemory(20)
+    candidates = [
+        weight for weight in sorted(rough, reverse=True) if rough[weight] >= max(rough.values()) - REFINE_WITHIN
+    ]
+    problem, rows = ridges.problem(ridges.single, ~held_out.to(ridges.single.device)), ridges.single[count:]
+    for weight in track(candidates, "comparing the best ridges"):
+        memory.move(weight)
+        ridges.add(solve(problem, weight, ridges.starts[weight], memory=memory, tolerance=tolerance), rows)
     scores = ridges.scores()
-    fitted_to_choose = len(train) - (len(ridges.choosing) if halves is None else 0)
-    return LinearProbe(
-        accuracy=quality(said[0], tested.cpu()),
-        weight=ridges.best(),
-        weights=tuple(scores) or selected,
-        held_out=tuple(scores.values()),
-        classes=classes,
-        images=(fitted_to_choose, len(ridges.choosing), len(numbered)),
-        residual=max(classifier.residual for classifier in fitted.values()),
-        cut_off=any(classifier.cut_off for classifier in fitted.values()),
-        chosen_on=on if scores else "none",
-        chosen_on_images=len(ridges.choosing),
-        weight_by_half=selected if len(selected) > 1 else (),
-        **named(said[0], test, tested, names),
-    )
-
-
-def named(said: Tensor, test: Features, tested: Tensor, names: Tensor) -> dict[str, Tensor]:
-    """Answers and targets as the labels that the features came with, or for several labels as scores."""
-    if tested.ndim == 2:
-        return {"answers": said, "targets": tested.cpu()}
-    return {"answers": names.cpu()[said], "targets": test.labelled().labels.cpu()}
+    best = min(candidates, key=lambda weight: (-scores[weight], weight))
+    return Tested(test, numbered, classes, names).probe(ridges, (best,), tolerance, "held-out")

@@ -90,7 +90,7 @@ def embed(
     source = data if isinstance(data, Source) else None
     if is_source:
         as_trained = is_read_as_trained(evaluated, str(data), view)
-        source = read_source(evaluated, spec_for(evaluated, str(data)), view, None, as_trained, several_labels=True)
+        source = read_source(evaluated, spec_for(evaluated, str(data)), view, as_trained=as_trained)
     images = None if source is None else with_given_labels(source)
     splits = {"images": split_in_python(evaluated.encoder, data, view)} if images is None else images.splits
     values = {name: evaluated.features(split, view).values for name, split in splits.items()}

@@ -47,8 +47,6 @@ TRANSFER = (
     Mutant("momentum=momentum)", "momentum=0.0)"),
     Mutant("total += loss.detach() * len(labels)", "total += loss.detach()"),
     Mutant("milestones: Sequence[int] = (60, 80)", "milestones: Sequence[int] = (50, 80)"),
-    Mutant("10 ** (-6 + 11 * i / 44)", "10 ** (-6 + 11 * i / 45)"),
-    Mutant("key=lambda weight: (-scores[weight], weight)", "key=lambda weight: (-scores[weight], -weight)"),
 )
 
 LOGISTIC = (
@@ -87,6 +85,8 @@ LOGISTIC = (
 )
 
 LINEAR = (
+    Mutant("10 ** (-6 + 11 * i / 44)", "10 ** (-6 + 11 * i / 45)"),
+    Mutant("key=lambda weight: (-scores[weight], weight)", "key=lambda weight: (-scores[weight], -weight)"),
     Mutant("gram.addmm_(rows.T, rows)", "gram.addmm_(rows.T, rows, beta=0)", equal="the eigenvectors of any symmetric matrix are a rotation, and any rotation gives the same problem"),
 )
 
@@ -163,9 +163,9 @@ RANK = tuple(f"tests/training/test_monitor.py::test_effective_rank_{rest}" for r
 GROUPS = (
     Group("probes/features.py", ("tests/probes/test_features.py", "tests/probes/test_transfer.py", "tests/probes/test_linear.py", "tests/probes/test_knn.py", "-k", "not plain_loop and not resized"), FEATURES),
     Group("probes/knn.py", ("tests/probes/test_knn.py",), KNN),
-    Group("probes/transfer.py", ("tests/probes/test_transfer.py", "tests/probes/test_linear.py"), TRANSFER),
+    Group("probes/sgd.py", ("tests/probes/test_transfer.py", "tests/probes/test_linear.py"), TRANSFER),
     Group("probes/logistic.py", ("tests/probes/test_logistic.py", "tests/probes/test_several_labels.py", "tests/probes/test_linear_optimum.py", "-k", "not float32 or digits"), LOGISTIC),
-    Group("probes/linear.py", ("tests/probes/test_linear.py", *RIDGE, "tests/probes/test_linear_optimum.py", "-k", "not sgd"), LINEAR),
+    Group("probes/linear.py", ("tests/probes/test_linear.py", "tests/probes/test_transfer.py", *RIDGE, "tests/probes/test_linear_optimum.py", "-k", "not sgd"), LINEAR),
     Group("probes/fewshot.py", ("tests/probes/test_fewshot.py",), FEWSHOT),
     Group("probes/variance.py", ("tests/probes/test_collapse.py", *RANK), VARIANCE),
     Group("evaluation/suite.py", ("tests/evaluation/test_ranking.py",), SUITE),

@@ -1,4 +1,4 @@
-"""The paper's linear protocols: transfer (App. E), and linear evaluation by SGD."""
+"""Linear evaluation by SGD, as in the paper; and by scikit-learn."""
 
 from __future__ import annotations
 
@@ -12,30 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from supancl.errors import BadInput
-from supancl.probes.answers import TransferMetric
 from supancl.probes.features import Features
-from supancl.probes.linear import ProbeResult, Ridges, answers, named, prepare, quality, targets_of
-from supancl.probes.logistic import LbfgsMemory, solve
+from supancl.probes.linear import ProbeResult, Tested, prepare, quality
 from supancl.reporter import track
 
-WEIGHTS = tuple(10 ** (-6 + 11 * i / 44) for i in range(45))  # of transfer: 1e-6 to 1e5, evenly spaced logarithms
-TRANSFER_TOLERANCE = 1e-3
-REFINE_WITHIN = 0.5  # points below the best accuracy: only these weights of transfer are solved to the tolerance
 EpochOfBatches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transfer(ProbeResult):
-    """How the ridge was chosen: `validation` holds an accuracy for each of `weights`, rougher if far below the best."""
-
-    metric: str
-    weight: float
-    weights: tuple[float, ...]
-    validation: tuple[float, ...]
-    images: tuple[int, int, int]
-    residual: float
-    iterations: int
-    cut_off: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,56 +29,6 @@ class SgdProbe(ProbeResult):
     lr: float
 
 
-def transfer(
-    train: Features,
-    validation: Features,
-    test: Features,
-    metric: TransferMetric = "top-1",
-    weights: tuple[float, ...] = WEIGHTS,
-    tolerance: float = TRANSFER_TOLERANCE,
-    device: torch.device | str = "cpu",
-    classes: int | None = None,
-) -> Transfer:
-    """Choose a ridge on validation, refit on train and validation, test once.
-
-    Minimises the summed cross-entropy + weight * ||parameters||^2, bias included, on raw features. Each weight is
-    solved roughly, then those within half a point of the best validation accuracy to `tolerance` (the gradient relative
-    to the ridge's gradient). The best of them is used; ties go to the smallest weight, as in an ascending loop that
-    keeps the first best. The problem is convex, so a descending path finds the same optima. Images with several labels,
-    of `classes` classes, have a regression per class and are judged by mean average precision.
-    """
-    (train, numbered, validation), classes, names = prepare(train, (test, validation), classes)
-    both, count = train.and_also(validation), len(train)
-    ridges = Ridges(both.values, targets_of(both, classes), device, metric, scales=False)
-    held_out = torch.arange(len(both)) >= count
-    ridges.compare(weights, held_out)
-    rough, memory = ridges.scores(), LbfgsMemory(20)
-    candidates = [
-        weight for weight in sorted(rough, reverse=True) if rough[weight] >= max(rough.values()) - REFINE_WITHIN
-    ]
-    problem, rows = ridges.problem(ridges.single, ~held_out.to(ridges.single.device)), ridges.single[count:]
-    for weight in track(candidates, "comparing the best ridges"):
-        memory.move(weight)
-        ridges.add(solve(problem, weight, ridges.starts[weight], memory=memory, tolerance=tolerance), rows)
-    scores = ridges.scores()
-    best = min(candidates, key=lambda weight: (-scores[weight], weight))
-    fitted, tested = ridges.fit(best, tolerance), targets_of(numbered, classes).cpu()
-    said = answers(fitted.logits(numbered.values.to(device)), tested)
-    return Transfer(
-        accuracy=quality(said, tested, metric),
-        metric=metric,
-        weight=best,
-        weights=tuple(scores),
-        validation=tuple(scores.values()),
-        classes=classes,
-        images=(count, len(validation), len(numbered)),
-        residual=fitted.residual,
-        iterations=ridges.iterations,
-        cut_off=fitted.cut_off,
-        **named(said, test, tested, names),
-    )
-
-
 def shuffle_epochs(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBatches:
     """Batches of cached features for each epoch, shuffled by seed and epoch; the last batch may be smaller."""
 
@@ -108,6 +39,16 @@ def shuffle_epochs(train: Features, batch_size: int = 256, seed: int = 0) -> Epo
             yield train.values[rows], train.labels[rows]
 
     return epoch_of
+
+
+def linear_layer(width: int, classes: int, seed: int) -> nn.Linear:
+    """With MoCo's initial weights."""
+    layer = nn.Linear(width, classes)
+    with torch.no_grad():
+        weight = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(seed))
+        layer.weight.copy_(0.01 * weight)
+        layer.bias.zero_()
+    return layer
 
 
 def sgd_probe(
@@ -129,14 +70,11 @@ def sgd_probe(
     after the last epoch.
     """
     test, names = test.labelled(), torch.arange(classes)
+    numbered = test
     if isinstance(train, Features):
-        (train, _), classes, names = prepare(train, (test,), None)
+        (train, numbered), classes, names = prepare(train, (test,), None)
         train = shuffle_epochs(Features(*(part.to(device) for part in train)), batch_size, seed)
-    layer = nn.Linear(test.values.shape[1], classes, device=device)
-    with torch.no_grad():  # MoCo's initialisation
-        weight = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(seed))
-        layer.weight.copy_(0.01 * weight)
-        layer.bias.zero_()
+    layer = linear_layer(test.values.shape[1], classes, seed).to(device)
     optimizer = torch.optim.SGD(layer.parameters(), lr=lr * batch_size / 256, momentum=momentum)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones), gamma=0.1)
     losses = []
@@ -156,7 +94,7 @@ def sgd_probe(
     with torch.no_grad():
         chunks = test.values.split(8192)
         said = torch.cat([layer(chunk.to(device, torch.float32)).argmax(1).cpu() for chunk in chunks])
-    found = named(said, test, said, names)
+    found = Tested(test, numbered, classes, names).named(said)
     return SgdProbe(
         accuracy=quality(found["answers"], found["targets"]),
         losses=tuple(losses),
