@@ -70,15 +70,13 @@ ROLES = [
     ("encoder", r".*\bencoder\b"),
     ("detector", r"detector\b"),
 ]
-RENAMED: dict[str, str] = {"validation": "held_out", "spread": "interval", "runs": "n"}  # fields of results, logs and pools: the old name -> the new one
+# fields of results, logs and pools: the old name -> the new one
+RENAMED: dict[str, str] = {"validation": "held_out", "spread": "interval", "runs": "n"}
 # fields that tell where and when a result was made, not what it is
 CIRCUMSTANCES = {"seconds", "commit", "versions", "hardware", "images_per_second", "time", "out", "encoder", "pictures"}
 CIRCUMSTANCES |= {"row", "crc"}  # of the log: the checksum covers the speed
-<<<<<<< HEAD
 CIRCUMSTANCES |= {"with_label_noise"}  # of an audit, which does not repeat a run's wrong labels any more
-=======
 CIRCUMSTANCES |= {"iterations"}  # of a solver
->>>>>>> 4df28e8a (Transfer is the linear probe with other weights; file names of results follow from the settings)
 
 
 class Row(NamedTuple):
