@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COVER := --cov --cov-report=
 
 PARTS := experiments distributed paper docs extras browser faults
-.PHONY: help demo ci test $(PARTS:%=test-%) test-PART docs readme screenshots test-real test-slow test-oldest bench results coverage dist lint net golden clean
+.PHONY: help demo ci test $(PARTS:%=test-%) test-PART docs screenshots test-real test-slow test-oldest bench results coverage dist lint net golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
 help:  ## list the targets
@@ -65,9 +65,6 @@ $(EXTRAS): $(READY)
 
 docs: $(READY)  ## the site, in docs/_build: warnings are errors
 	$(BIN)/python -m sphinx -q -W -b html docs docs/_build
-
-readme: $(READY)  ## the README's blocks, and nothing else, in a clean clone of the last commit
-	$(BIN)/python tests/readme_in_clone.py
 
 screenshots: $(EXTRAS)  ## the pictures of pages in docs/figures: PHOTOS=FOLDER of class folders [START=timm:NAME]
 	OMP_NUM_THREADS=2 $(BIN)/python tests/browser/screenshots.py $(PHOTOS) $(if $(START),--start $(START))

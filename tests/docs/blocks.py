@@ -71,12 +71,12 @@ class Runner:
         self.program = "python"
         self.python: subprocess.Popen[str] | None = None
 
-    def run(self, block: Block, setup: bool = False) -> str:
-        """Run the block and return what it printed; with `setup` also the lines that install something."""
-        return self.run_python(block) if block.kind == "python" else self.run_bash(block, setup)
+    def run(self, block: Block) -> str:
+        """Run the block, without lines that install something, and return what it printed."""
+        return self.run_python(block) if block.kind == "python" else self.run_bash(block)
 
-    def run_bash(self, block: Block, setup: bool) -> str:
-        left_out = [] if setup else setup_lines(block)
+    def run_bash(self, block: Block) -> str:
+        left_out = setup_lines(block)
         lines = [
             self.shortened.get(line, line)
             for line in block.text.splitlines()

@@ -1,6 +1,6 @@
 """Every bash and python block of README.md and docs/*.md runs or says that it does not.
 
-`pip install` lines and the like are compared with pyproject.toml and not run; `make readme` runs them.
+`pip install` lines and the like are compared with pyproject.toml and not run.
 """
 
 import re
