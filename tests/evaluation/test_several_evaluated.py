@@ -1,4 +1,4 @@
-"""Several labels per image, from pretraining to the printed mAP, the files, the table of several runs and the page."""
+"""Several labels per image, from pretraining to the printed mAP, the files and the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made import bright
-from tests.files import archive, assert_refused, supancl
+from tests.files import archive, supancl
 
 TINY = [
     "--epochs", "2", "--batch-size", "16", "--device", "cpu", "--quiet", "--set", "encoder.width=8",
@@ -58,26 +58,3 @@ def test_from_an_archive_to_the_map_and_the_page(place, capsys):
     listed = supancl(capsys, "runs", ".")
     assert listed.code == 0, listed.err
     assert f"mAP {result['map']:.1f}" in listed.out
-
-
-def test_rows_with_and_without_levels_are_not_ranked(place, capsys):
-    """One is measured by four leaves, the other by six classes of which two are above others."""
-    images, labels = bright(120, 4)
-    labels[::6] = 4 + (labels[::6] >= 2)
-    names = ["dark/a", "dark/b", "light/c", "light/d", "dark", "light"]
-    archive(place / "nested.npz", train_images=images, train_labels=labels, class_names=names)
-    words = [
-        "compare",
-        "digits.supsiam",
-        "--data",
-        "nested.npz",
-        *TINY,
-        "--jobs",
-        "1",
-        "--seeds",
-        "1",
-        "--out",
-        "compared",
-    ]
-    refused = supancl(capsys, *words, "--set", "data.hierarchy=none,paths")
-    assert_refused(refused, "different classes")

@@ -36,25 +36,14 @@ def in_bytes(view: torch.Tensor) -> torch.Tensor:
     return (view * std + mean) * 255
 
 
-LARGER = [(64, 64), (64, 128), (96, 48), (48, 72), (32, 32), (33, 40), (200, 150), (150, 211)]
-
-
-@pytest.mark.parametrize(("height", "width"), LARGER)
-def test_larger_images_are_resized_as_torchvision_resizes_pil_images(height, width, tmp_path):
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (96, 48), (33, 40), (200, 150), (16, 16), (10, 27), (31, 32)])
+def test_the_whole_view_is_that_of_torchvision_on_pil_images(height, width, tmp_path):
     image = smooth(height, width, seed=height + width)
     image.save(tmp_path / "x.png")
     pixels = decode(tmp_path / "x.png", 3, short_side=SIZE, resample="bicubic")
     found = in_bytes(evaluation_view(Batch(pixels[None]), SIZE, MEAN, STD, "whole"))[0]
-    assert (found - by_torchvision(image)).abs().max() < 0.01  # the same bytes
-
-
-@pytest.mark.parametrize(("height", "width"), [(16, 16), (8, 12), (31, 20), (10, 27), (31, 32)])
-def test_smaller_images_are_enlarged_as_torchvision_enlarges_pil_images(height, width):
-    image = smooth(height, width, seed=height)
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    found = in_bytes(evaluation_view(Batch(pixels[None]), SIZE, MEAN, STD, "whole"))[0]
-    difference = (found - by_torchvision(image)).abs()
-    assert difference.max() < 1.01  # Pillow's weights are fixed-point numbers
+    difference = (found - by_torchvision(image)).abs()  # of enlarged images Pillow's weights are fixed-point numbers
+    assert difference.max() < (0.01 if min(height, width) >= SIZE else 1.01)
     assert difference.mean() < 0.01
 
 

@@ -100,8 +100,3 @@ def test_votes_of_many_classes_are_counted_for_some_images_at_a_time(monkeypatch
     whole = predicted(reference, queries.values)
     monkeypatch.setattr(knn, "MOST_VOTES", 12)
     assert torch.equal(predicted(reference, queries.values), whole)
-
-
-def test_an_unlabelled_reference_is_no_neighbour_however_far_the_others_are() -> None:
-    reference = Features(torch.tensor([[-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]), torch.tensor([0, -1, -1]))
-    assert neighbours(reference, torch.tensor([[1.0, 0.0]]), 1).rows.tolist() == [[0]]
