@@ -41,7 +41,7 @@ def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: st
         assert changed <= VARIED[name]
     assert study.reference in rows
     table = study.table
-    found = [LAYOUTS[table].rows.row_of(row) for row in rows.values()]
+    found = [LAYOUTS[table].row_of(row) for row in rows.values()]
     expected = [key for key in PAPER[table].rows[""] if base.method in key or name not in ("batch", "memory")]
     assert [key for key in found if key != "none"] == expected  # no pool is a row of ours alone
     averages = [float(average) for row in rows.values() if (average := papers_number(study, row))]

@@ -30,7 +30,7 @@ def linear(value: float, probe: str = "lbfgs", split: str = "held-out", judged: 
 
 
 def cells(filled: Any, column: str) -> dict[str, float]:
-    return {line.head[0]: line.ours[column].mean for line in filled.lines if column in line.ours}
+    return {line.row: line.ours[column].mean for line in filled.lines if column in line.ours}
 
 
 # --- probes and splits ------------------------------------------------------------------------------------------------
@@ -39,8 +39,8 @@ def cells(filled: Any, column: str) -> dict[str, float]:
 def test_the_probe_of_table_4_is_the_papers_where_both_were_run(tmp_path: Path) -> None:
     both = {"linear": linear(80.0), "linear-sgd": linear(79.0, "sgd")}
     run = make_run(tmp_path / "a", recipe(IMAGENET), both)
-    assert cells(laid("4", run), "linear") == {"SupSiam†": 79.0}
-    assert cells(laid("1", run), "linear") == {"0.5": 80.0}
+    assert cells(laid("4", run), "linear") == {"supsiam": 79.0}
+    assert cells(laid("1", run), "linear") == {"alpha-0.5": 80.0}
 
 
 def test_seeds_of_different_probes_are_not_averaged(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_ridges_chosen_on_other_kinds_of_images_are_not_ranked_together(tmp_path
     for method, result in of.items():
         make_run(tmp_path / method, recipe(f"imagenet100.{method}"), {"linear": result})
     filled = laid("4", *sorted(tmp_path.iterdir()))
-    assert {line.head[0]: line.rankings.get("linear") for line in filled.lines if line.ours} == {
-        "SupSiam†": 0,
-        "SimSiam": 1,
-        "BYOL": None,
+    assert {line.row: line.rankings.get("linear") for line in filled.lines if line.ours} == {
+        "supsiam": 0,
+        "simsiam": 1,
+        "byol": None,
     }
 
 
@@ -100,14 +100,14 @@ def test_crossed_data_are_known_by_their_name(source: str, tmp_path: Path) -> No
 def test_projector_features_of_training_images_come_first(tmp_path: Path) -> None:
     held_out = {"protocol": "variance", "within": 0.3, "ratio": 0.6, "split": "held-out", "layer": "pooled"}
     run = make_run(tmp_path / "a", recipe(IMAGENET), {"variance": held_out})
-    assert cells(laid("1", run), "within") == {"0.5": 0.3}
+    assert cells(laid("1", run), "within") == {"alpha-0.5": 0.3}
     projector = held_out | {"base": "variance", "layer": "projector", "split": "train", "within": 0.1, "ratio": 0.2}
     RunFolder(run).write_evaluation("variance-train-layer-projector", projector)
     other = held_out | {"base": "variance", "layer": "layer3", "within": 9.0, "ratio": 9.0}
     RunFolder(run).write_evaluation("variance-layer-layer3", other)
     filled = laid("1", run)
-    assert cells(filled, "within") == {"0.5": 0.1}
-    assert cells(filled, "ratio") == {"0.5": pytest.approx(20.0)}
+    assert cells(filled, "within") == {"alpha-0.5": 0.1}
+    assert cells(filled, "ratio") == {"alpha-0.5": pytest.approx(20.0)}
 
 
 # --- detectors --------------------------------------------------------------------------------------------------------
@@ -130,16 +130,16 @@ def test_a_detector_fills_table_4_of_the_run_it_began_from(tmp_path: Path) -> No
     detector = make_detector(tmp_path / "d", str(run / "encoder.safetensors"), 50.0)
     for given in ((run, detector), (detector,)):  # the run that it names is found
         filled = laid("4", *given)
-        assert (cells(filled, "ap"), cells(filled, "ap50")) == ({"SupSiam†": 50.0}, {"SupSiam†": 70.0})
+        assert (cells(filled, "ap"), cells(filled, "ap50")) == ({"supsiam": 50.0}, {"supsiam": 70.0})
     file = detector / "evaluate" / "detect.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"AP": 12.5}))
-    assert cells(laid("4", run, detector), "ap") == {"SupSiam†": 12.5}
+    assert cells(laid("4", run, detector), "ap") == {"supsiam": 12.5}
 
 
 def test_a_detector_of_a_moved_run_is_known_by_its_weights(tmp_path: Path, monkeypatch) -> None:
     run = make_run(tmp_path / "runs" / "a", recipe(IMAGENET))
     monkeypatch.setattr(Entry, "encoder_checksum", "aaaa")
     moved = make_detector(tmp_path / "moved", "/gone/run", 50.0, weights="aaaa")
-    assert cells(laid("4", run, moved), "ap") == {"SupSiam†": 50.0}
+    assert cells(laid("4", run, moved), "ap") == {"supsiam": 50.0}
     stale = make_detector(tmp_path / "stale", str(run), 60.0, weights="bbbb")
     assert not cells(laid("4", run, stale), "ap")

@@ -91,7 +91,7 @@ ROWS = [
 def test_a_run_has_its_row(table: str, name: str, fields: dict[str, Any], row: str | None) -> None:
     chosen = recipe(name).with_set(fields)
     papers = {row for kept in PAPER[table].rows.values() for row in kept}
-    found = LAYOUTS[table].rows.row_of(chosen)
+    found = LAYOUTS[table].row_of(chosen)
     assert (OTHER if found == name and found not in papers else found) == row
 
 
@@ -101,7 +101,7 @@ def test_seeds_are_averaged_and_set_beside_the_paper(tmp_path: Path) -> None:
         make_run(tmp_path / f"a{seed}", chosen, transfer(value))
     make_run(tmp_path / "b", recipe("imagenet100.simsiam"), transfer(50.0))
     filled = laid("5", *sorted(tmp_path.iterdir()))
-    line = next(line for line in filled.lines if line.head[0] == "SupSiam†")
+    line = next(line for line in filled.lines if line.row == "supsiam")
     score = line.ours["transfer:cifar10"]
     assert (score.mean, score.sd, score.n) == (62.0, 2.0, 3)
     assert line.paper["transfer:cifar10"][0] == 89.95
@@ -111,13 +111,13 @@ def test_seeds_are_averaged_and_set_beside_the_paper(tmp_path: Path) -> None:
         "62.00" in write(filled, form) and "89.95" in write(filled, form) for form in ("text", "markdown", "latex")
     )
     # no run of MoCo-v2: ours is blank, the paper's stands alone
-    assert not next(line for line in filled.lines if line.head[0] == "MoCo-v2").ours
+    assert not next(line for line in filled.lines if line.row == "moco2").ours
 
 
 def test_csv_has_plain_numbers(tmp_path: Path) -> None:
     make_run(tmp_path / "a", recipe(IMAGENET), {"linear": {"probe": "sgd", "accuracy": 51.5}})
     rows = list(csv.DictReader(io.StringIO(write(laid("4", tmp_path / "a"), "csv"))))
-    row = next(row for row in rows if row["Method"] == "SupSiam†")
+    row = next(row for row in rows if row["method"] == "supsiam")
     assert (row["Top-1"], row["VOC AP paper"], row["VOC AP paper interval"]) == ("51.5", "53.89", "0.26")
     assert (row["VOC AP"], row["Top-1 n"], rows[0]["Top-1"]) == ("", "1", "")
 
@@ -132,12 +132,12 @@ def test_losses_and_variance_come_from_the_run_itself(tmp_path: Path) -> None:
     ours, theirs = (recipe(f"digits.{name}").with_set({"train.epochs": 2}) for name in ("supsiam", "simsiam"))
     a = make_run(tmp_path / "a", ours, {"variance": {"within": 0.3, "total": 0.5, "ratio": 0.6}}, rows)
     b = make_run(tmp_path / "b", theirs, {}, rows)
-    lines = {line.head[0]: line.ours for line in laid("1", a, b).lines if line.ours}
-    assert {key: score.mean for key, score in lines["0.5"].items()} == pytest.approx(
+    lines = {line.row: line.ours for line in laid("1", a, b).lines if line.ours}
+    assert {key: score.mean for key, score in lines["alpha-0.5"].items()} == pytest.approx(
         {"ssl": -0.4, "sup": -0.5, "within": 0.3, "ratio": 60.0, "knn": 40.0}
     )
     # without a pool SimSiam has no supervised target, so it has no l_sup
-    assert {key: score.mean for key, score in lines["1"].items()} == pytest.approx(
+    assert {key: score.mean for key, score in lines["alpha-1"].items()} == pytest.approx(
         {"ssl": -0.4, "within": 0.2, "ratio": 25.0, "knn": 40.0}
     )
 
@@ -174,9 +174,9 @@ def test_evaluations_of_a_suite_join_the_run_they_are_of(tmp_path: Path) -> None
             json.dumps({"protocol": "transfer", "encoder": str(encoder), "data": "dogs", "accuracy": 55.0})
         )
     filled = laid("5", tmp_path / "suite", run)
-    lines = {line.head[0]: line.ours for line in filled.lines if line.ours}
-    assert lines["SupSiam†"]["transfer:pets"].mean == 60.0
-    assert lines["SupSiam†"]["transfer:dogs"].mean == 55.0
+    lines = {line.row: line.ours for line in filled.lines if line.ours}
+    assert lines["supsiam"]["transfer:pets"].mean == 60.0
+    assert lines["supsiam"]["transfer:dogs"].mean == 55.0
     assert lines["theirs"]["transfer:dogs"].mean == 55.0
     assert lines["theirs"]["rank"].mean == 1.5
 
@@ -195,14 +195,14 @@ def test_table_h1_has_a_section_per_pretraining(tmp_path: Path) -> None:
         )
     filled = laid("H.1", *sorted(tmp_path.iterdir()))
     cells = {
-        (line.section.key, line.head[0]): {column: score.mean for column, score in line.ours.items()}
+        (line.section.key, line.row): {column: score.mean for column, score in line.ours.items()}
         for line in filled.lines
         if line.ours
     }
     assert cells == {
-        ("cifar10", "SimSiam"): {"linear:cifar10": 80.0, "linear:cifar100": 40.0},
-        ("cifar10", "SupSiam†"): {"linear:cifar10": 90.0, "linear:cifar100": 50.0},
-        ("cifar100", "SupSiam†"): {"linear:cifar10": 40.0, "linear:cifar100": 70.0},
+        ("cifar10", "simsiam"): {"linear:cifar10": 80.0, "linear:cifar100": 40.0},
+        ("cifar10", "supsiam"): {"linear:cifar10": 90.0, "linear:cifar100": 50.0},
+        ("cifar100", "supsiam"): {"linear:cifar10": 40.0, "linear:cifar100": 70.0},
     }
     marks = {line.row: line.rankings for line in filled.lines if line.rankings}
     assert marks == {

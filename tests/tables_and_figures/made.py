@@ -34,10 +34,10 @@ def table(name: str, where: Path, *words: object) -> dict[str, Any]:
     return content
 
 
-def ours(content: dict[str, Any]) -> dict[tuple[str, ...], dict[str, float]]:
-    """(section, head...) -> column -> our number."""
+def ours(content: dict[str, Any]) -> dict[tuple[str, str], dict[str, float]]:
+    """(section, row) -> column -> our number."""
     return {
-        (line["section"], *line["head"]): {column: score["mean"] for column, score in line["ours"].items()}
+        (line["section"], line["row"]): {column: score["mean"] for column, score in line["ours"].items()}
         for line in content["lines"]
         if line["ours"]
     }

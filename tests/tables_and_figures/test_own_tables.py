@@ -45,8 +45,8 @@ def test_table_1_from_a_study_of_alpha(tmp_path: Path) -> None:
     study += ["--jobs", "1"]
     run(*study, *SMALL, "--out", out)
     found = ours(table("1", tmp_path, out))
-    for alpha, head in (("0", "0"), ("1", "1")):
-        folder, line = out / f"alpha-{alpha}-seed-0", found["imagenet100", head]
+    for alpha in ("alpha-0", "alpha-1"):
+        folder, line = out / f"{alpha}-seed-0", found["imagenet100", alpha]
         last = [row for row in RunFolder(folder).metrics() if row["kind"] == "train"]
         assert line["ssl"] == pytest.approx(sum(row["ssl"] for row in last) / len(last))  # one epoch
         assert line["knn"] == result(folder, "knn")["accuracy"]
@@ -56,7 +56,7 @@ def test_table_1_from_a_study_of_alpha(tmp_path: Path) -> None:
         assert line["within"] == variance["within"]
         assert line["ratio"] == pytest.approx(100 * variance["ratio"])
     edit(out / "alpha-0-seed-0" / "evaluate" / "linear.json", lambda kept: kept | {"accuracy": 12.25})
-    assert ours(table("1", tmp_path, out))["imagenet100", "0"]["linear"] == 12.25
+    assert ours(table("1", tmp_path, out))["imagenet100", "alpha-0"]["linear"] == 12.25
 
 
 # --- Tables 1 and 2, toy ----------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.M
     folder = tmp_path / "toy"
     run("paper", "toy", "--quick", "--seeds", "1", "--out", folder)
     assert (folder / "tsne.png").read_bytes().startswith(b"\x89PNG")  # Figure 2
-    rows = {f"{row['alpha']:g}": row for row in json.loads((folder / "toy.json").read_text())["rows"]}
+    rows = {f"alpha-{row['alpha']:g}": row for row in json.loads((folder / "toy.json").read_text())["rows"]}
     one, two = ours(table("1", tmp_path, folder)), ours(table("2", tmp_path, folder))
     for alpha, row in rows.items():
         assert (one["toy", alpha]["knn"], one["toy", alpha]["ratio"]) == (row["k-NN"], row["S_W/S_T"])
@@ -76,7 +76,7 @@ def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.M
         folder / "toy.json",
         lambda content: content | {"rows": [row | {"interpolation 0.2": 12.25} for row in content["rows"]]},
     )
-    assert ours(table("2", tmp_path, folder))["", "0.5"]["interpolation 0.2"] == 12.25
+    assert ours(table("2", tmp_path, folder))["", "alpha-0.5"]["interpolation 0.2"] == 12.25
 
 
 # --- Table 4 ----------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_table_4_from_an_sgd_probe_and_detectors(tmp_path: Path) -> None:
         run("evaluate", "linear", folder, "--probe", "sgd")
         words = ["--data", voc, "--year", "2012", *detector, "--seeds", "2", "--out", tmp_path / "runs" / "detect"]
         run("detect", "train", folder, *words)
-        head = ("", "SupSiam†")
+        head = ("", "supsiam")
         found = ours(table("4", tmp_path, folder.parent))
         scores = [result(tmp_path / "runs" / "detect" / f"seed-{seed}", "detect") for seed in (0, 1)]
         assert found[head] == pytest.approx(
@@ -167,9 +167,9 @@ def test_table_h1_in_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     made = table("H.1", tmp_path, "--benchmarks", root, *SMALL, *CNN, *words, "--out", out)
     assert set(made["plan"].values()) == {"done"}
     found = ours(made)
-    assert set(found) == {("cifar10", "SupSiam†"), ("cifar100", "SupSiam†")}
+    assert set(found) == {("cifar10", "supsiam"), ("cifar100", "supsiam")}
     own = of_protocol(out / "cifar10-supsiam-seed-0", "linear", source=f"cifar10@{root}")
     assert json.loads(own.read_text())["judged"] == "test"
     crossed = of_protocol(out / "cifar10-supsiam-seed-0", "linear", source=f"cifar100@{root}")
     measured = [json.loads(file.read_text())["accuracy"] for file in (own, crossed)]
-    assert list(found["cifar10", "SupSiam†"].values()) == measured
+    assert list(found["cifar10", "supsiam"].values()) == measured

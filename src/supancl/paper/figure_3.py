@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +19,8 @@ from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.data import open_evaluation_data, resolve_source
 from supancl.evaluation.encoder import EvaluatedEncoder, warn_if_trained_on
 from supancl.files import write_json
-from supancl.paper.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
-from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, perplexity, tsne_map
+from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, tsne_map
 from supancl.runs.provenance import commit, versions
 
 # The paper shows 15 dog and 5 bird classes of ImageNet-100 and names only Doberman and Rottweiler. The list of classes
@@ -99,42 +96,33 @@ def draw_figure(
         shown = same
         row = measure_panel(evaluated, Features(features.values, labels), request.seed)
         panels.append({"title": title or method_title(evaluated), **row, "overlaps_training": overlaps})
-    for panel, own in zip(panels, [panel["title"] for panel in panels], strict=True):
-        if [other["title"] for other in panels].count(own) > 1:
-            panel["title"] = f"{own} ({Path(panel['encoder']).name})"
     drawn = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in panels]
-    class_titles = [CLASS_TITLES.get(name, name).replace("_", " ") for name in classes]
-    draw_panels(drawn, class_titles, out, positions, PAGE)
-    group_of = {name: group for group, members in groups.items() for name in members}
-    described = zip(classes, class_titles, strict=True)
+    described = [
+        {"name": name, "title": CLASS_TITLES.get(name, name).replace("_", " "), "group": group or None}
+        for group, members in groups.items()
+        for name in members
+    ]
+    draw_panels(drawn, [str(one["title"]) for one in described], out, positions, PAGE)
     result = {
         "figure": "3",
         "out": str(out),
         "data": absolute_source(resolve_source(encoders[0], request.data)),
-        "classes": [{"name": name, "title": title, "group": group_of[name] or None} for name, title in described],
+        "classes": described,
         "labels": labels.tolist(),
         "images": paths,
         "settings": {
-            "split": request.split,
-            "per_class": request.per_class,
-            "seed": request.seed,
-            "layer": request.layer,
-            "normalize": True,
-            "view": "margin",
-            "perplexity": perplexity(len(labels)),
+            key: value for key, value in request._asdict().items() if key not in ("data", "classes", "groups")
         },
         "panels": panels,
         "seconds": round(time.perf_counter() - started, 2),
         "commit": commit(),
-        "versions": versions() | {name: version(name) for name in ("scikit-learn", "matplotlib")},
+        "versions": versions(),
     }
     write_json(out.with_suffix(".json"), result)
     return result
 
 
 def panel_note(row: Mapping[str, Any]) -> str:
-    if math.isnan(row["ratio"]):
-        return "one image per class: k-NN and S_W/S_T are not measurable"
     return f"{row['k']}-NN {row['knn']:.1f}%, S_W/S_T {row['ratio']:.2f}"
 
 
@@ -142,27 +130,23 @@ def method_title(evaluated: EvaluatedEncoder) -> str:
     recipe = evaluated.recipe
     if recipe is None:
         return evaluated.label
-    name = METHOD_TITLES.get(recipe.method, recipe.method).rstrip("†")
-    if isinstance(recipe.loss, Align) and recipe.method in ("supsiam", "supbyol"):
-        return f"{name}, alpha = {recipe.loss.alpha:g}"
-    return name
+    if isinstance(recipe.loss, Align) and recipe.loss.supervised:
+        return f"{recipe.method}, alpha = {recipe.loss.alpha:g}"
+    return recipe.method
 
 
 def measure_panel(evaluated: EvaluatedEncoder, features: Features, seed: int) -> dict[str, Any]:
     """The numbers of one panel: the map's points, and k-NN and variance of the features themselves."""
-    recipe, scatter, k = evaluated.recipe, variance(features), min(NEIGHBOURS, len(features.labels) - 1)
+    recipe, k = evaluated.recipe, min(NEIGHBOURS, len(features.labels) - 1)
     return {
         "encoder": evaluated.location,
         "weights": evaluated.weights,
-        "recipe": None if recipe is None else recipe.name,
-        "method": None if recipe is None else recipe.method,
-        "alpha": None if recipe is None else getattr(recipe.loss, "alpha", None),
-        "trained_with_seed": None if recipe is None else recipe.train.seed,
+        "recipe": recipe and recipe.name,
+        "alpha": recipe and getattr(recipe.loss, "alpha", None),
+        "trained_with_seed": recipe and recipe.train.seed,
         "k": k,
         "knn": knn_leave_one_out(features, k),
-        "within": scatter.within,
-        "total": scatter.total,
-        "ratio": scatter.ratio,
+        **{name: getattr(variance(features), name) for name in ("within", "total", "ratio")},
         "points": [[round(float(x), 3), round(float(y), 3)] for x, y in tsne_map(features, seed)],
     }
 
@@ -178,14 +162,15 @@ def choose_classes(
     Unless some are asked for: the paper's classes if the data have all of them, else all if a figure can hold them.
     """
     if not requested and not grouped:
-        is_papers = all(match_class(name, names) for name in CLASS_TITLES)
-        grouped, requested = {"dogs": list(DOGS), "birds": list(BIRDS)} if is_papers else {}, () if is_papers else names
-        if len(requested) > MAX_DEFAULT_CLASSES:
+        if all(match_class(name, names) for name in CLASS_TITLES):
+            grouped = {"dogs": list(DOGS), "birds": list(BIRDS)}
+        elif len(requested := names) > MAX_DEFAULT_CLASSES:
             raise BadInput(f"{source}: classes: {len(names)}; choose some with classes, such as {','.join(names[:3])}")
     groups = {group: [find_class(name, names, source) for name in members] for group, members in grouped.items()}
     members = [name for group in groups.values() for name in group]
-    listed = dict.fromkeys(find_class(name, names, source) for name in requested)
-    others = [name for name in listed if name not in members]
+    others = [
+        name for name in dict.fromkeys(find_class(name, names, source) for name in requested) if name not in members
+    ]
     if len(set(members)) < len(members) or len(members) + len(others) < 2:
         raise BadInput(f"{source}: name two or more classes, and none in two groups")
     return groups | ({"others" if groups else "": others} if others else {})
@@ -201,12 +186,9 @@ def match_class(name: str, class_names: Sequence[str]) -> str | None:
     def plain(text: str) -> str:
         return re.sub(r"[\W_]", "", text.lower())
 
-    if name in class_names:
-        return name
-    pairs = [{plain(wnid), plain(title)} for wnid, title in CLASS_TITLES.items()]
-    spellings = {plain(name)}.union(*(pair for pair in pairs if plain(name) in pair))
-    matches = [class_name for class_name in class_names if plain(class_name) in spellings]
-    return matches[0] if len(matches) == 1 else None
+    wnids = [wnid for wnid, title in CLASS_TITLES.items() if plain(title) == plain(name)]
+    spellings = {plain(name), plain(CLASS_TITLES.get(name, name)), *wnids}
+    return next((one for one in (name, *class_names) if one in class_names and plain(one) in spellings), None)
 
 
 def find_class(name: str, class_names: Sequence[str], source: str) -> str:

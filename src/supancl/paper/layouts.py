@@ -13,25 +13,12 @@ from typing import Any, NamedTuple
 
 from supancl.config import AUTOMATIC, INCIDENTAL, fields_marked, flattened
 from supancl.core.losses import Align
-from supancl.core.methods import METHODS
 from supancl.errors import BadInput, did_you_mean
 from supancl.evaluation.results import data_set_of
 from supancl.paper.numbers import PAPER, PaperTable
 from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.plugins import has_plugin_section
 
-METHOD_TITLES = {
-    "simclr": "SimCLR",
-    "supcon": "SupCon",
-    "moco2": "MoCo-v2",
-    "supmoco": "SupMoCo",
-    "moco3": "MoCo-v3",
-    "simsiam": "SimSiam",
-    "supsiam": "SupSiam†",
-    "byol": "BYOL",
-    "supbyol": "SupBYOL†",
-    "crossentropy": "cross-entropy",
-}
 # a data set has the name by which `supancl data` knows it
 COLUMN_TITLES = {
     "ssl": "l_ssl",
@@ -70,7 +57,7 @@ VARIED: dict[str, dict[str, dict[str, Any]]] = {
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
-Head = tuple[str, ...]
+RowOf = Callable[[Recipe], str | None]  # the row of a run; None outside the table
 
 
 class Section(NamedTuple):
@@ -79,17 +66,6 @@ class Section(NamedTuple):
     key: str = ""
     title: str = ""
     accepts: Callable[[Recipe | None], bool] = lambda recipe: True
-
-
-class Rows(NamedTuple):
-    """What the rows of a table are: the row of a run, or None outside the table; and the cells left of the numbers.
-
-    A run that differs in more than the table varies has a row with the name of its recipe.
-    """
-
-    titles: Head
-    row_of: Callable[[Recipe], str | None]
-    head: Callable[[str], Head]
 
 
 def package_recipe(trained: Recipe) -> Recipe | None:
@@ -140,11 +116,8 @@ def row_by_method(recipe: Recipe, vit: bool = False) -> str:
     return recipe.method if is_usual else recipe.name
 
 
-def method_head(method: str) -> Head:
-    if (row := METHODS.get(method)) is None:
-        return method, "", "", ""
-    ticks = (row.loss.kind == "contrast", row.loss.supervised, row.branches.target == "momentum")
-    return METHOD_TITLES.get(method, method), *("✓" if on else "" for on in ticks)
+def row_by_cifar(recipe: Recipe) -> str | None:
+    return recipe.method if recipe.method in PAPER["H.1"].rows["cifar10"] else None
 
 
 def row_by_batch(recipe: Recipe) -> str:
@@ -166,18 +139,11 @@ def row_by_cell(recipe: Recipe) -> str:
     return ("+".join(name for name, on in parts.items() if on) or "neither") if is_align(recipe) else recipe.name
 
 
-def rows_of(
-    title: str,
-    row_of: Callable[[Recipe], str],
-    belongs: Callable[[Recipe], bool] = has_target,
-    is_usual: Callable[[Recipe], bool] = is_siam,
-) -> Rows:
-    """The rows of an ablation; the title of their column is not repeated in their names."""
-    return Rows(
-        (title,),
-        lambda recipe: None if not belongs(recipe) else row_of(recipe) if is_usual(recipe) else recipe.name,
-        lambda row: (row.removeprefix(f"{title}-"),),
-    )
+def only(
+    belongs: Callable[[Recipe], bool], is_usual: Callable[[Recipe], bool], row_of: Callable[[Recipe], str]
+) -> RowOf:
+    """The rows of runs that belong; one that differs in more than the table varies has the name of its recipe."""
+    return lambda recipe: None if not belongs(recipe) else row_of(recipe) if is_usual(recipe) else recipe.name
 
 
 def pretrained_on(recipe: Recipe | None) -> str:
@@ -188,11 +154,13 @@ def pretrained_on(recipe: Recipe | None) -> str:
     return data_set if data_set in ("cifar10", "cifar100") else recipe.name.split(".")[0]
 
 
-BY_METHOD = Rows(("Method", "CL", "Sup", "EMA"), row_by_method, method_head)
-METHOD_ALONE = BY_METHOD._replace(titles=("Method",), head=lambda row: method_head(row)[:1])
-BY_ALPHA = rows_of("alpha", partial(row_by_fields, rows=VARIED["alpha"]), lambda recipe: isinstance(recipe.loss, Align))
-
-TOY_ALPHA = BY_ALPHA._replace(row_of=lambda recipe: BY_ALPHA.row_of(recipe) if is_toy(recipe) else None)
+BY_ALPHA = only(lambda recipe: isinstance(recipe.loss, Align), is_siam, partial(row_by_fields, rows=VARIED["alpha"]))
+BY_POOL = only(has_target, is_siam, partial(row_by_fields, rows=VARIED["pool"]))
+BY_POSITIVES = only(
+    lambda recipe: has_target(recipe) and recipe.pool.kind != "none",
+    is_siam,
+    partial(row_by_fields, rows=VARIED["positives"]),
+)
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
@@ -205,7 +173,8 @@ class Layout:
     name: str
     title: str
     setting: str
-    rows: Rows
+    row_title: str
+    row_of: RowOf
     sections: tuple[Section, ...] = (Section(),)
     probe: str = "lbfgs"  # of linear accuracy, if a run has both
 
@@ -230,53 +199,22 @@ CIFARS = tuple(
     Section(name, f"pretrained on {name}", lambda recipe, name=name: pretrained_on(recipe) == name)  # type: ignore[misc]
     for name in ("cifar10", "cifar100")
 )
+VIT, CIFAR = "ImageNet-100, ViT-Small, 200 epochs, batch 256", "CIFAR ResNet-18, 1000 epochs, batch 256"
 VARIANCE = "S_W and S_T of the toy study and, as we read it, of the paper: projector features of training images"
 _LAYOUTS = (
-    Layout("1", "SupSiam by alpha: losses, variance, accuracy", f"{TOY}; {RESNET}; {VARIANCE}", BY_ALPHA, TOY_AND_REAL),
-    Layout("2", "transfer to toy classes by alpha", TOY, TOY_ALPHA),
-    Layout("3", "fine-grained transfer by alpha", RESNET, BY_ALPHA),
-    Layout("4", "linear accuracy and object detection", f"{RESNET}; detection on VOC", METHOD_ALONE, probe="sgd"),
-    Layout("5", "transfer to 11 data sets", RESNET, BY_METHOD),
-    Layout("6", "few-shot classification on 8 data sets", f"{RESNET}; 2000 episodes", BY_METHOD, SHOTS),
-    Layout("7", "transfer by pool design", RESNET, rows_of("pool", partial(row_by_fields, rows=VARIED["pool"]))),
-    Layout(
-        "8",
-        "target pool, momentum branch and collapse",
-        "CIFAR-100, ResNet-18",
-        rows_of("pool, EMA", row_by_cell, is_usual=is_align),
-    ),
-    Layout("F.1", "transfer by alpha", RESNET, BY_ALPHA),
-    Layout(
-        "F.2",
-        "transfer by number of positives M",
-        RESNET,
-        rows_of(
-            "M",
-            partial(row_by_fields, rows=VARIED["positives"]),
-            lambda recipe: has_target(recipe) and recipe.pool.kind != "none",
-        ),
-    ),
-    Layout(
-        "F.3",
-        "transfer by batch size and memory bank",
-        RESNET.replace(", batch 128", ""),
-        Rows(("Model and batch size",), row_by_batch, lambda row: (row,)),
-    ),
-    Layout(
-        "G.1",
-        "transfer to 11 data sets, ViT-Small",
-        "ImageNet-100, ViT-Small, 200 epochs, batch 256",
-        BY_METHOD._replace(row_of=partial(row_by_method, vit=True)),
-    ),
-    Layout(
-        "H.1",
-        "linear accuracy of pretraining on CIFAR",
-        "CIFAR ResNet-18, 1000 epochs, batch 256",
-        METHOD_ALONE._replace(
-            row_of=lambda recipe: recipe.method if recipe.method in PAPER["H.1"].rows["cifar10"] else None
-        ),
-        CIFARS,
-    ),
+    Layout("1", "SupSiam by alpha", f"{TOY}; {RESNET}; {VARIANCE}", "alpha", BY_ALPHA, TOY_AND_REAL),
+    Layout("2", "transfer to toy classes", TOY, "alpha", lambda recipe: BY_ALPHA(recipe) if is_toy(recipe) else None),
+    Layout("3", "fine-grained transfer by alpha", RESNET, "alpha", BY_ALPHA),
+    Layout("4", "linear accuracy and detection", f"{RESNET}; detection on VOC", "method", row_by_method, probe="sgd"),
+    Layout("5", "transfer to 11 data sets", RESNET, "method", row_by_method),
+    Layout("6", "few-shot accuracy on 8 data sets", f"{RESNET}; 2000 episodes", "method", row_by_method, SHOTS),
+    Layout("7", "transfer by pool design", RESNET, "pool", BY_POOL),
+    Layout("8", "collapse by pool and EMA", "CIFAR-100, ResNet-18", "cell", only(has_target, is_align, row_by_cell)),
+    Layout("F.1", "transfer by alpha", RESNET, "alpha", BY_ALPHA),
+    Layout("F.2", "transfer by number of positives M", RESNET, "M", BY_POSITIVES),
+    Layout("F.3", "transfer by batch size and memory bank", RESNET.replace(", batch 128", ""), "batch", row_by_batch),
+    Layout("G.1", "transfer to 11 data sets", VIT, "method", partial(row_by_method, vit=True)),
+    Layout("H.1", "linear accuracy on CIFAR", CIFAR, "method", row_by_cifar, CIFARS),
 )
 LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in _LAYOUTS}
 

@@ -42,14 +42,6 @@ class Line:
                 self.ours[column] = score
 
     @property
-    def head(self) -> tuple[str, ...]:
-        return self.layout.rows.head(self.row)
-
-    @property
-    def name(self) -> str:
-        return " ".join(filter(None, self.head))
-
-    @property
     def paper(self) -> dict[str, tuple[float, float]]:
         return self.layout.paper.numbers(self.section.key, self.row)
 
@@ -66,7 +58,7 @@ class FilledTable:
         lines = [
             {
                 "section": line.section.key,
-                "head": list(line.head),
+                "row": line.row,
                 "ours": {
                     column: {**score._asdict(), "way": ", ".join(score.way)} for column, score in line.ours.items()
                 },
@@ -77,9 +69,9 @@ class FilledTable:
             }
             for line in self.lines
         ]
-        layout = self.layout
-        names = {"table": layout.name, "label": layout.paper.label, "heads": list(layout.rows.titles)}
-        return {**names, "columns": list(layout.paper.columns), "lines": lines, "notes": self.notes}
+        paper = self.layout.paper
+        names = {"table": self.layout.name, "label": paper.label, "columns": list(paper.columns)}
+        return {**names, "lines": lines, "notes": self.notes}
 
 
 def fill(layout: Layout, entries: Sequence[Entry]) -> FilledTable:
@@ -88,7 +80,7 @@ def fill(layout: Layout, entries: Sequence[Entry]) -> FilledTable:
     outside: list[Group] = []
     for group in group_entries(entries):
         recipe = group.recipe
-        row = group.entries[0].path.name if recipe is None else layout.rows.row_of(recipe)
+        row = group.entries[0].path.name if recipe is None else layout.row_of(recipe)
         sections = [section for section in layout.sections if section.accepts(recipe)]
         placed += [(section, row, group) for section in sections if row is not None]
         outside += [] if sections and row is not None else [group]
@@ -108,7 +100,7 @@ def fill(layout: Layout, entries: Sequence[Entry]) -> FilledTable:
         notes += _summarize(layout, ours, section)
         for column in layout.paper.columns:
             _mark([line for line in ours if column in line.ours], column)
-    notes += dict.fromkeys(f"{line.name}: {line.group.description}" for line in lines if line.group)
+    notes += dict.fromkeys(f"{line.row}: {line.group.description}" for line in lines if line.group)
     notes += _way_notes(layout, lines)
     notes += [f"not in this table: {group.description}" for group in outside]
     groups = [*(group for _, _, group in placed), *outside]
@@ -165,7 +157,7 @@ def _way_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
         ways: dict[Way, list[str]] = {}
         for line in lines:
             if column in line.ours and line.ours[column].way:
-                ways.setdefault(line.ours[column].way, []).append(line.name)
+                ways.setdefault(line.ours[column].way, []).append(line.row)
         text = "; ".join(", ".join(way) + f" ({', '.join(names)})" * (len(ways) > 1) for way, names in ways.items())
         if text:
             text += "; only the most frequent way is ranked" * (len(ways) > 1)
@@ -206,11 +198,11 @@ def as_table(filled: FilledTable) -> Table:
         if line.section.title != title:
             title = line.section.title
             rows.append(title)
-        rows += [[*line.head, *(our_cell(line, column) for column in columns)]] if line.ours else []
-        head = [""] * len(line.head) if line.ours else line.head
-        rows += [[*head, *(paper_cell(line, column) for column in columns)]] if line.paper or not line.ours else []
-    names = [*layout.rows.titles, *map(layout.column_title, columns)]
-    align = "l" * len(layout.rows.titles) + "r" * len(columns)
+        rows += [[line.row, *(our_cell(line, column) for column in columns)]] if line.ours else []
+        theirs = ["" if line.ours else line.row, *(paper_cell(line, column) for column in columns)]
+        rows += [theirs] if line.paper or not line.ours else []
+    names = [layout.row_title, *map(layout.column_title, columns)]
+    align = "l" + "r" * len(columns)
     caption = f"Table {layout.name}: {layout.title}"
     return Table(names, rows, align, caption, filled.notes, LEGEND.replace("best,", "best of ours,"))
 
@@ -225,9 +217,9 @@ def as_numbers(filled: FilledTable) -> Table:
             score = line.ours.get(column, Score(math.nan, n=0))
             values += [*score[:3], score.n or math.nan, *line.paper.get(column, (math.nan, math.nan))]
         numbers = ("" if math.isnan(value) else f"{value:.6g}" for value in values)
-        rows.append([line.section.key, *line.head, *numbers])
+        rows.append([line.section.key, line.row, *numbers])
     titles = [filled.layout.column_title(column) + suffix for column in columns for suffix in suffixes]
-    return Table(["Section", *filled.layout.rows.titles, *titles], rows)
+    return Table(["Section", filled.layout.row_title, *titles], rows)
 
 
 def write(filled: FilledTable, form: str) -> str:

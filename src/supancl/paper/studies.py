@@ -133,7 +133,7 @@ def cell_recipe(base: Recipe, pool: bool, ema: bool) -> Recipe:
 def papers_number(study: Study, recipe: Recipe) -> str:
     """The paper's average over 11 data sets, or in Table 8 collapse and k-NN; empty where it has no such row."""
     layout = LAYOUTS[study.table]
-    numbers = layout.paper.numbers("", layout.rows.row_of(recipe) or "")
+    numbers = layout.paper.numbers("", layout.row_of(recipe) or "")
     if "collapsed" in numbers:
         return f"{'yes' if numbers['collapsed'][0] else 'no'}, {numbers['knn'][0]:.2f}"
     return f"{numbers['average'][0]:.2f}" if numbers else ""
