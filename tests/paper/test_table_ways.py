@@ -76,6 +76,13 @@ def test_ridges_chosen_on_other_kinds_of_images_are_not_ranked_together(tmp_path
     }
 
 
+def test_what_was_measured_before_the_run_was_trained_further_is_in_no_table(tmp_path: Path, monkeypatch) -> None:
+    run = make_run(tmp_path / "a", recipe(IMAGENET), {"linear": linear(80.0) | {"weights": "of before"}})
+    assert cells(laid("1", run), "linear") == {"alpha-0.5": 80.0}  # evaluations may travel without their encoder
+    monkeypatch.setattr(Entry, "encoder_checksum", "of now")
+    assert cells(laid("1", run), "linear") == {}
+
+
 # --- CIFAR, crossed ---------------------------------------------------------------------------------------------------
 
 

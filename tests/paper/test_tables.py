@@ -158,14 +158,6 @@ def test_a_run_that_was_not_trained_to_its_end_is_in_no_mean(tmp_path: Path) -> 
     assert (line.ours["knn"].mean, line.ours["knn"].n) == (40.0, 1)
 
 
-def test_an_evaluation_of_other_data_is_not_the_runs_own(tmp_path: Path) -> None:
-    other = {"linear": {"data": "toy", "accuracy": 99.0}, "knn": {"data": "digits", "accuracy": 88.0}}
-    filled = laid("1", make_run(tmp_path / "a", recipe("digits.supsiam"), other))
-    line = next(line for line in filled.lines if line.ours)
-    assert line.ours["knn"].mean == 88.0
-    assert "linear" not in line.ours
-
-
 def test_evaluations_of_a_suite_join_the_run_they_are_of(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", recipe(IMAGENET), transfer(60.0, "pets"))
     for name, encoder in (("of-run", run / "encoder.safetensors"), ("theirs", "moco.pth")):
@@ -257,16 +249,14 @@ def test_only_the_usual_episodes_and_neighbours_fill_a_table(tmp_path: Path) -> 
     )
     filled = laid("6", a)
     assert [line.section.key for line in filled.lines if line.ours] == ["5w5s"]
-    b = make_run(
-        tmp_path / "b",
-        recipe("digits.supsiam"),
-        {
-            "knn": {"protocol": "knn", "data": "digits", "accuracy": 90.0, "k": 1, "leave_one_out": True},
-            "linear": {"protocol": "linear", "by": "study", "probe": "C = 1", "data": "digits", "accuracy": 91.0},
-        },
+    measured = {
+        "knn": {"protocol": "knn", "data": "digits", "accuracy": 90.0, "k": 1, "leave_one_out": True},
+        "linear": {"protocol": "linear", "data": "digits", "accuracy": 91.0},
+        "variance": {"protocol": "variance", "data": "toy", "within": 0.5, "ratio": 0.5},
+    }
+    (line,) = (
+        line for line in laid("1", make_run(tmp_path / "b", recipe("digits.supsiam"), measured)).lines if line.ours
     )
-    filled = laid("1", b)
-    (line,) = (line for line in filled.lines if line.ours)
     assert set(line.ours) == {"linear"}
 
 

@@ -35,11 +35,6 @@ def test_small_photographs_on_a_cpu_and_on_a_gpu():
     assert (more.encoder.name, more.views.size) == ("resnet18", 64)
 
 
-def test_an_encoder_that_the_user_names_has_the_usual_size_and_epochs_of_a_cpu():
-    fitted = fit_recipe(recipe("auto.supsiam").with_set({"encoder.name": "resnet18"}), PHOTOS, on_gpu=False)
-    assert (fitted.views.size, fitted.encoder.width, fitted.train.epochs) == (64, None, 100)
-
-
 def test_many_classes_get_prototypes_and_large_images_a_large_encoder():
     fitted = fit_recipe(recipe("auto.supsiam"), LARGE, on_gpu=True)
     assert (fitted.pool.kind, fitted.encoder.name, fitted.views.size) == ("prototypes", "resnet50", 224)
@@ -52,6 +47,8 @@ def test_what_the_user_names_is_left_alone_and_later_rules_follow_it():
     assert (fitted.views.size, fitted.train.batch_size, fitted.train.epochs) == (32, 8, 30)
     assert (fitted.encoder.name, fitted.schedule.warmup_epochs, fitted.views.blur) == ("cnn", 3, 0.0)
     assert "views.size" not in open_settings(asked)
+    named = fit_recipe(recipe("auto.supsiam").with_set({"encoder.name": "resnet18"}), PHOTOS, on_gpu=False)
+    assert (named.views.size, named.encoder.width, named.train.epochs) == (64, None, 100)
 
 
 def test_short_epochs_are_checked_and_saved_less_often():

@@ -27,7 +27,6 @@ from supancl import (
 )
 from supancl.core.pools import Stored
 from supancl.recipes import plugins as own
-from supancl.recipes import plugins as plugin_files
 from supancl.runs.folder import RunFolder
 from tests.files import assert_mentions, supancl
 
@@ -107,24 +106,9 @@ def test_every_command_of_the_page_runs(made):
     assert "shapes" in told
 
 
-def test_a_run_on_a_benchmark_of_ones_own_keeps_its_plugin(monkeypatch):
-    monkeypatch.setattr(own, "REGISTERED_BENCHMARKS", {"shapes"})
-    monkeypatch.setattr(plugin_files, "LOADED_FILES", [Path("mine.py")])
-    usual = recipe("digits.supsiam")
-    assert own.required_plugins(usual) == []
-    assert own.required_plugins(usual.with_set({"data.source": "shapes@DATA"})) == ["mine.py"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("evaluate", "knn", "runs/spread"),
-        ("pretrain", "--resume", "--out", "runs/spread"),
-    ],
-)
-def test_without_the_plugin_the_file_is_named(made, words, monkeypatch, capsys):
+def test_without_the_plugin_the_file_is_named(made, monkeypatch, capsys):
     monkeypatch.chdir(made[0])
-    said = supancl(capsys, *words)
+    said = supancl(capsys, "evaluate", "knn", "runs/spread")
     assert said.code == 2
     assert_mentions(said.err, f"--plugin {made[0] / 'own_method.py'}")
     assert said.err.count("\n") == 1
@@ -170,17 +154,9 @@ def mine():
     return replace(recipe("digits.supsiam").with_set(quick), loss=Distant(alpha=0.5))
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_a_run_goes_on_with_its_own_loss(tmp_path, named):
-    register(Distant)
-    with pytest.raises(Interrupted):
-        pretrain(mine(), out=tmp_path / "run", reporter=StopAt(2))
-    run = pretrain(mine() if named else None, out=tmp_path / "run", resume=True)
-    losses = [row["loss"] for row in run.metrics]
-    assert len(losses) > 3
-    assert min(losses) > 90
-    assert all(row["ssl"] > 90 for row in run.metrics)  # a loss of one's own has its terms logged
-    assert type(RunFolder(run.folder).read_recipe()[0].loss) is Distant
+class HalvedQueue(Queue):
+    def push(self, targets, labels):
+        super().push(targets[::2], labels[::2])
 
 
 @dataclass(frozen=True)
@@ -191,24 +167,19 @@ class Halved(PoolSpec):
         return HalvedQueue(self.size, width, classes, unlabelled=unlabelled)
 
 
-class HalvedQueue(Queue):
-    def push(self, targets, labels):
-        super().push(targets[::2], labels[::2])
-
-
-def halved():
-    return replace(recipe("digits.supsiam"), name="mine.halved", pool=Halved(size=512))
-
-
-def test_a_run_goes_on_with_its_own_pool(tmp_path):
+def test_a_run_goes_on_with_its_own_loss_and_pool(tmp_path):
+    register(Distant)
     register(Halved)
-    quick = halved().with_set({"train.epochs": 2, "train.monitor_every": 0, "data.limit": 256, "train.log_every": 1})
+    quick = replace(mine(), pool=Halved(size=512))
     through = pretrain(quick, out=tmp_path / "through")
     with pytest.raises(Interrupted):
         pretrain(quick, out=tmp_path / "stopped", reporter=StopAt(3))
     again = pretrain(None, out=tmp_path / "stopped", resume=True)
     assert [row["sup"] for row in again.metrics] == [row["sup"] for row in through.metrics]
     assert again.metrics[-1]["sup"] != again.metrics[-1]["ssl"]  # the pool was looked into
+    assert min(row["ssl"] for row in again.metrics) > 90  # a loss of one's own has its terms logged
+    kept = RunFolder(again.folder).read_recipe()[0]
+    assert (type(kept.loss), type(kept.pool)) == (Distant, Halved)
 
 
 def test_a_pool_with_what_the_page_asks_for_and_no_more_is_trained_with(tmp_path):
@@ -248,17 +219,11 @@ def test_a_pool_with_what_the_page_asks_for_and_no_more_is_trained_with(tmp_path
 WORDS = "batch mine.spread --jobs 2 --epochs 1 --seeds 1 --set data.limit=256 --rows batch-128,batch-256 --out study"
 
 
-def study(way, text, folder, forks):
-    (folder / "own_method.py").write_text(text)
-    """What the command said; its two workers are forked too, from a process that knows nothing of ours."""
-    return run_shell(f"python '{ROOT / 'tests' / 'forked_workers.py'}' {way} {WORDS}", folder, forks)
-
-
-@pytest.mark.parametrize(
-    "way", ["python own_method.py paper study", "supancl paper study --plugin own_method.py"], ids=["file", "plugin"]
-)
-def test_a_study_side_by_side_knows_the_loss_in_every_process(way, tmp_path, forks):
-    done = study(way, EXAMPLE.read_text(), tmp_path, forks)
+def test_a_study_side_by_side_knows_the_loss_in_every_process(tmp_path, forks):
+    (tmp_path / "own_method.py").write_text(EXAMPLE.read_text())
+    # its two workers are forked too, from a process that knows nothing of ours
+    way = f"python '{ROOT / 'tests' / 'forked_workers.py'}' supancl paper study --plugin own_method.py {WORDS}"
+    done = run_shell(way, tmp_path, forks)
     assert done.returncode == 0, done.stderr[-2000:]
     for row in ("batch-128", "batch-256"):
         assert '"kind": "spread"' in (tmp_path / "study" / f"{row}-seed-0" / "recipe.json").read_text()

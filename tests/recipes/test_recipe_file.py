@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from supancl import pretrain, recipe
-from supancl.recipes import is_recipe_file, recipe_from_file
+from supancl.recipes import recipe_from_file
 from supancl.runs.folder import RunFolder
 from tests.files import TINY, archive, assert_mentions, supancl
 from tests.tiny import tiny_data, tiny_recipe
@@ -37,11 +37,6 @@ def test_a_short_file_names_a_recipe_and_what_to_change(tmp_path: Path, suffix: 
     expected = recipe("digits.supsiam").with_set({"loss.alpha": 0.3, "train.epochs": 3, "optimizer.lr": 0.01})
     assert (read.loss, read.train, read.optimizer) == (expected.loss, expected.train, expected.optimizer)
     assert read.fields()["loss.alpha"] == (0.3, file.name)
-
-
-def test_names_of_recipes_are_no_files() -> None:
-    assert not is_recipe_file("digits.supsiam")
-    assert not is_recipe_file("digits.supsaim")
 
 
 def test_from_the_command_line_with_flags_on_top(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -22,14 +22,13 @@ FIGURE = ("paper", "figure", "3")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs on the digits; one of them was not shown a label."""
+    """Two runs on the digits; one of them was not shown a label."""
     from supancl.cli import main
 
     folder = tmp_path_factory.mktemp("runs")
     for name, recipe, *more in (
         ("simsiam", "digits.simsiam"),
         ("supsiam", "digits.supsiam"),
-        ("other", "digits.supsiam", "--seed", "1", "--set", "loss.alpha=0"),
     ):
         assert (
             main(["pretrain", recipe, *TINY, "--set", "data.limit=200", *more, "--quiet", "--out", str(folder / name)])
@@ -82,22 +81,12 @@ def test_the_numbers_of_a_panel_are_those_of_its_features(runs, tmp_path, capsys
     assert shown["panels"][0]["knn"] == pytest.approx(100 * np.mean(weighted == labels), abs=1e-6)
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_the_picture_is_not_blank(suffix, runs, tmp_path, capsys):
-    out = tmp_path / f"figure3.{suffix}"
+def test_the_picture_is_not_blank(runs, tmp_path, capsys):
     words = ["--data", "digits", "--per-class", "8", "--groups", "odd=1,3,5", "--groups", "even=8,0"]
-    draw(capsys, out, runs / "simsiam", f"our own={runs / 'supsiam'}", *words)
-    content = out.read_bytes()
-    if suffix == "png":
-        pixels = imread(out)[..., :3]
-        assert pixels.std() > 0.02
-        assert len(np.unique((pixels.reshape(-1, 3) * 255).astype(int), axis=0)) > 20
-    elif suffix == "svg":
-        assert content.startswith(b"<?xml")
-        assert len({line for line in content.split(b"fill: ") if line.startswith(b"#")}) > 5
-    else:
-        assert content.startswith(b"%PDF")
-        assert len(content) > 5000
+    draw(capsys, tmp_path / "figure3.png", runs / "simsiam", f"our own={runs / 'supsiam'}", *words)
+    pixels = imread(tmp_path / "figure3.png")[..., :3]
+    assert pixels.std() > 0.02
+    assert len(np.unique((pixels.reshape(-1, 3) * 255).astype(int), axis=0)) > 20
 
 
 def test_the_papers_classes_are_the_default_where_they_are(tmp_path, capsys):

@@ -9,6 +9,7 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import shlex
 import signal
 import threading
@@ -246,7 +247,9 @@ def train_each(
     try:
         for share in (names[start::jobs] for start in range(min(jobs, len(names)))):
             ours, theirs = context.Pipe(duplex=False)
-            todo = [tasks[name] for name in share]
+            todo = pickle.dumps(
+                [tasks[name] for name in share]
+            )  # a loss of one's own is known after its plugin is loaded
             processes.append(context.Process(target=_work, args=(theirs, todo, loaded_plugins(), run_reporter)))
             processes[-1].start()
             theirs.close()
@@ -274,7 +277,7 @@ def train_each(
             signal.signal(number, handler)
 
 
-def _work(connection: Connection, tasks: list[Task], plugins: tuple[str, ...], run_reporter: MakeReporter) -> None:
+def _work(connection: Connection, tasks: bytes, plugins: tuple[str, ...], run_reporter: MakeReporter) -> None:
     """Train these runs and send the outcome of each; a signal, an error or the parent's end is the last."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # while none is trained; a run in progress is stopped by it
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -282,7 +285,7 @@ def _work(connection: Connection, tasks: list[Task], plugins: tuple[str, ...], r
     try:
         for file in plugins:
             load_plugin(file)
-        for task in tasks:
+        for task in pickle.loads(tasks):
             connection.send(train_run(task, run_reporter))
         return
     except SupanclError as error:
