@@ -77,7 +77,6 @@ NAMES = [
     row("a folder without its flag", "pretrain digits.supsiam data", "--data data"),
     row("a recipe that is not there", "pretrain cifar10.supsam --out out", "cifar10.supsam", "cifar10.supsiam"),
     row("no recipe", "pretrain", "data", "recipes", "resume"),
-    row("a command of an earlier version", "sweep digits.supsiam --grid loss.alpha=0,1", "compare", "--set"),
     row("a field that is not there", f"{SHOW} --set loss.alpa=1", "loss.alpa", "loss.alpha"),
     row("a field of another loss", f"{SHOW} --set loss.temperature=1", "loss.temperature"),
     row("a field without a value", f"{SHOW} --set loss.alpha", "FIELD=VALUE", "loss.alpha"),

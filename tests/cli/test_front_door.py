@@ -138,8 +138,3 @@ def test_natural_calls(here, run, monkeypatch):
     assert {"ssl", "sup", "knn", "linear"} <= set(compared["summary"][0])
     with pytest.raises(supancl.BadInput, match=r"loss\.alpha"):
         supancl.pretrain("supsiam", "photos", alpha=2)
-
-
-def test_an_old_command_names_the_new_one(capsys):
-    assert main(["alpha", "cifar100.supsiam"]) == 2
-    assert "compare" in capsys.readouterr().err

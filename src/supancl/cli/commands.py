@@ -72,11 +72,6 @@ GROUPS: dict[str, Commands] = {
     },
 }
 COMMANDS: Commands = {name: command for group in GROUPS.values() for name, command in group.items()}
-MOVED = {  # commands of 0.2.0, and what replaces them
-    "alpha": "compare RECIPE --set loss.alpha=0,0.2,0.5,0.8,1",
-    "sweep": "compare RECIPE --set FIELD=A,B",
-    "completion": "register-python-argcomplete supancl",
-}
 
 
 class GroupedHelp(OneLineParser):
@@ -118,11 +113,6 @@ def with_default_command(words: list[str]) -> list[str]:
     """Name the subcommand that is meant where none is: `evaluate RUN` is `evaluate all RUN`."""
     subcommands = COMMANDS.get(words[0]) if words else None
     if isinstance(subcommands, dict) and "" in subcommands and words[1:2] not in ([name] for name in subcommands):
-        close = (
-            [] if os.path.lexists("".join(words[1:2])) else get_close_matches("".join(words[1:2]), subcommands, 1, 0.7)
-        )
-        if close and words[2:] and not words[2].startswith("-"):
-            raise BadInput(f"{words[1]!r} is no file; did you mean {words[0]} {close[0]}?")
         return [words[0], DEFAULT, *words[1:]] if words[1:] and words[1] not in ("-h", "--help") else words
     return words
 
@@ -133,8 +123,6 @@ def parse(words: list[str]) -> argparse.Namespace:
         count = {"--json": 2, "--plugin": 2, "--quiet": 1, "--debug": 1}.get(words[0], 0)
         words = [*words[count:], *words[:count]]
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        if words[0] in MOVED:
-            raise BadInput(f"unknown command {words[0]!r}; it is now: {program_name()} {MOVED[words[0]]}")
         names = {**{name: name for name in COMMANDS}, **{name: f"evaluate {name}" for name in COMMANDS["evaluate"]}}  # type: ignore[union-attr]
         close = get_close_matches(words[0], names, n=1, cutoff=0.5)
         hint = f"did you mean {names[close[0]]!r}?" if close else f"known: {', '.join(COMMANDS)}"

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from typing_extensions import Unpack
 
@@ -17,9 +17,6 @@ from supancl.evaluation import FewShot, FineTune, Settings, Variance
 from supancl.reporter import say, show
 from supancl.reports.tables import Table, plain_table
 from supancl.use import EncoderArgument, EncoderOptions, EncodersArgument, open_encoders
-
-if TYPE_CHECKING:
-    pass
 
 Format = Literal["text", "markdown", "latex", "csv", "json"]
 WIDE_INTERVAL = 10.0  # points
@@ -132,7 +129,7 @@ def run_protocol(
         result = evaluate(opened[0], settings, *sources)
         if settings.name == "variance":
             show(variance_table(result))
-        for line in describe(result):
+        for line in describe(result) if settings.name != "variance" else ():
             say(line)
         return result
     from supancl.evaluation.suite import check_seeds
@@ -180,23 +177,12 @@ def of_images(result: Mapping[str, Any], images: str = "tested_images") -> str:
 
 def describe(result: Mapping[str, Any]) -> list[str]:
     """One encoder's result in lines: the figure, how it was measured, and what it is compared with."""
-    protocol, classes, lines = result["protocol"], result.get("classes"), []
-    if protocol == "variance":
-        measured = {name: value for name, value in result["spread"].items() if value is not None}
-        widest = sorted(measured.items(), key=lambda item: -item[1])[:5]
-        return [f"widest classes: {', '.join(f'{name} {value:.3f}' for name, value in widest) or 'not measurable'}"]
-    if protocol == "knn":
-        about = f"references: {result['references']}, classes: {classes}"
-        lines = [f"k-NN (k = {result['k']}): {of_images(result)}, {about}"]
-        others = [f"k = {k} {value:.2f}%" for k, value in result["by_k"].items() if k != str(result["k"])]
-        lines += [f"other k: {', '.join(others)}"] * bool(others)
-    elif protocol == "linear":
-        method = describe_ridge(result) if result["probe"] == "lbfgs" else f"epochs of SGD: {result['epochs']}"
-        lines = [f"linear ({method}): {of_images(result)}, classes: {classes}"]
-    else:
-        how, mean = f"lr {result['lr']:g}, epochs: {result['epochs']}", result["mean_per_class"]
-        lines = [f"fine-tuned ({how}): {of_images(result)}, mean per class {mean:.2f}%"]
-    return lines + describe_certainty(result)
+    titles = {"knn": "k-NN (k = {k})", "finetune": "fine-tuned (lr {lr:g}, epochs: {epochs})"}
+    titles["linear"] = "linear (ridge {weight:g})" if result.get("probe") == "lbfgs" else "linear (SGD)"
+    about = "".join(f", {key}: {result[key]}" for key in ("references", "classes") if key in result)
+    lines = [f"{titles[result['protocol']].format_map(result)}: {of_images(result)}{about}"]
+    others = [f"k = {k} {value:.2f}%" for k, value in result.get("by_k", {}).items() if k != str(result["k"])]
+    return lines + [f"other k: {', '.join(others)}"] * bool(others) + describe_certainty(result)
 
 
 def describe_certainty(result: Mapping[str, Any]) -> list[str]:
@@ -235,16 +221,6 @@ def variance_table(result: Mapping[str, Any]) -> Table:
     }  # fmt: skip
     values = [[name, "not measurable" if result[key] is None else f"{result[key]:.4g}"] for name, key in rows.items()]
     return plain_table(f"{result['images']} {result['split']} images", ["measure", "value"], values)
-
-
-def describe_ridge(result: Mapping[str, Any]) -> str:
-    """The weight of the ridge, and the images it was chosen on."""
-    weights = " and ".join(f"{weight:g}" for weight in dict.fromkeys(result.get("weight_by_half", [result["weight"]])))
-    if "weight_by_half" in result:
-        return f"ridge weight {weights}, for each half of the images chosen on the other half"
-    if result["chosen_on"] == "none":
-        return f"ridge weight {weights}, the usual one for few images"
-    return f"ridge weight {weights}, chosen on images: {result['chosen_on_images']}, {result['chosen_on']}"
 
 
 # --- suite ------------------------------------------------------------------------------------------------------------
