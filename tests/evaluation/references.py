@@ -84,7 +84,7 @@ def expected_few_shot(values: np.ndarray, support: np.ndarray, query: np.ndarray
     return float(np.mean(found)), float(1.96 * np.std(found) / np.sqrt(len(found)))
 
 
-def transfer_by_reference(judged, path) -> tuple[float, float]:
+def transfer_by_reference(judged, path, metric="top-1") -> tuple[float, float]:
     """Accuracy and chosen weight on a .npz, on the package's splits of it."""
     spec = spec_for(judged, str(path))
     splits = dict(
@@ -98,7 +98,7 @@ def transfer_by_reference(judged, path) -> tuple[float, float]:
             assert np.array_equal(arrays[f"{file}_labels"][rows], data[f"{name}_labels"])
             pixels = arrays[f"{file}_images"][rows]
             data[f"{name}_values"] = by_torchvision(judged, map(Image.fromarray, pixels))
-    return expected_transfer(data, "top-1", np.logspace(-6, 5, 45))
+    return expected_transfer(data, metric)
 
 
 def few_shot_by_reference(judged, root, shots, episodes, seed) -> tuple[float, float]:

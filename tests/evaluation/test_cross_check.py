@@ -26,14 +26,15 @@ def judged(tmp_path_factory):
     return random_cnn(tmp_path_factory.mktemp("cross"))
 
 
-def test_transfer_is_the_number_of_scikit_learn(judged, tmp_path):
+@pytest.mark.parametrize("metric", ["top-1", "mean-per-class"])
+def test_transfer_is_the_number_of_scikit_learn(metric, judged, tmp_path):
     images, labels = noisy_digits(1000, SIZE)
     path = tmp_path / "digits.npz"
     np.savez(
         path, train_images=images[:400], train_labels=labels[:400], test_images=images[400:], test_labels=labels[400:]
     )
-    expected, weight = transfer_by_reference(judged, path)
-    found = transferred(judged, str(path), metric="top-1")
+    expected, weight = transfer_by_reference(judged, path, metric)
+    found = transferred(judged, str(path), metric=metric)
     assert sum(found["images"]) == 1000
     assert found["weight"] == pytest.approx(weight)
     assert found["accuracy"] == pytest.approx(expected, abs=0.2)

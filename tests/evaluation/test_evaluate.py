@@ -150,6 +150,3 @@ def test_the_suite_writes_tables_and_goes_on_where_it_was(place, capsys):
     assert again.code == 0
     more = supancl(capsys, *SUITE, "--shots", "1,2")
     assert (more.out.count("(saved earlier)"), more.out.count("fewshot 3w2s on omniglot: ")) == (6, 2)
-
-
-# --- few labels -------------------------------------------------------------------------------------------------------

@@ -89,6 +89,3 @@ def test_what_needs_one_label_sees_every_leaf(run, tmp_path):
     audit = audit_labels(run)
     assert audit.images.classes == LEAVES
     assert audit.summary["labelled"] == 240 - 12 - 6 - 6
-
-
-# --- what a level says about itself -----------------------------------------------------------------------------------

@@ -24,9 +24,6 @@ def pixels_of(split) -> set[bytes]:
     return {image.numpy().tobytes() for image in split.batch(torch.arange(len(split))).pixels}
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
 # --- which images -----------------------------------------------------------------------------------------------------
 
 
@@ -72,9 +69,6 @@ def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
     assert open_evaluation_data(run, alone, "held-out").taken_from == "train"
     with pytest.raises(BadInput):
         open_evaluation_data(run, alone, "test")
-
-
-# --- the data of the run ----------------------------------------------------------------------------------------------
 
 
 # --- images that were trained on --------------------------------------------------------------------------------------

@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from supancl.probes import Features, collapse, few_shot, knn_accuracy, knn_leave_one_out, linear_probe, transfer
-from supancl.probes.answers import mean_average_precision
-from supancl.probes.knn import knn_answers
 from tests.probes.blobs import blobs
-from tests.probes.test_several_labels import CLASSES, several
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -52,20 +49,3 @@ def test_few_shot_and_variance(splits: list[Features]) -> None:
         assert (measures.nc1, measures.effective_rank) == pytest.approx(
             (collapse(splits[0]).nc1, collapse(splits[0]).effective_rank)
         )
-
-
-def test_several_labels() -> None:
-    train, validation, test = (several(200, seed=seed, soft=True) for seed in range(3))
-    near = Features(train.values.cuda(), train.labels.cuda(), train.pairs.cuda())  # as the monitor has them
-    targets = test.targets(CLASSES)
-    expected = mean_average_precision(knn_answers(train, test, (9,), classes=CLASSES)[9], targets)
-    for device, reference in (("cuda", train), (None, near)):
-        found = knn_answers(reference, test, (9,), device=device, classes=CLASSES)[9]
-        assert mean_average_precision(found, targets) == pytest.approx(expected, abs=0.5)
-    for choose in (None, "halves", validation):
-        found = linear_probe(train, test, choose, device="cuda", classes=CLASSES)
-        cpu = linear_probe(train, test, choose, classes=CLASSES)
-        if (found.weight, found.weight_by_half) == (cpu.weight, cpu.weight_by_half):
-            torch.testing.assert_close(found.answers, cpu.answers, rtol=1e-2, atol=1e-2)
-    found = transfer(train, validation, test, device="cuda", classes=CLASSES)
-    assert found.accuracy == pytest.approx(transfer(train, validation, test, classes=CLASSES).accuracy, abs=1)

@@ -13,7 +13,7 @@ from sklearn.metrics import average_precision_score, f1_score
 from sklearn.multiclass import OneVsRestClassifier
 
 from supancl.data.labels import pairs_from_matrix
-from supancl.probes import Features, linear_probe, transfer
+from supancl.probes import Features, linear_probe
 from supancl.probes.answers import ClassScores, mean_average_precision
 from supancl.probes.classifiers import (
     Calibration,
@@ -125,22 +125,6 @@ def _fit(pairs: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Pairs with as many columns as others."""
     padding = torch.tensor([-1.0, 0.0]).expand(len(pairs), max(0, like.shape[1] - pairs.shape[1]), 2)
     return torch.cat([pairs, padding], 1)[:, : like.shape[1]]
-
-
-def test_transfer_chooses_on_validation_and_refits_on_both():
-    train, validation, test = several(90), several(50, seed=1), several(60, seed=2)
-    validation.pairs = _fit(validation.pairs, train.pairs)
-    found = transfer(train, validation, test, classes=CLASSES)
-    blocks = [block.values.double().numpy() for block in (train, validation, test)]
-    targets = [block.targets(CLASSES).numpy() for block in (train, validation, test)]
-    on_validation = dict(zip(found.weights, found.held_out, strict=True))
-    for weight in found.weights[20::4]:
-        expected = mean_precision(scikit_logits(blocks[0], targets[0], weight, blocks[1]), targets[1])
-        assert on_validation[weight] == pytest.approx(expected, abs=1.0)
-    assert on_validation[found.weight] == max(found.held_out)
-    both = np.concatenate(blocks[:2]), np.concatenate(targets[:2])
-    np.testing.assert_allclose(found.answers.numpy(), scikit_logits(*both, found.weight, blocks[2]), atol=2e-2)
-    assert found.images == (90, 50, 60)
 
 
 def test_neighbours_divide_their_votes_among_their_classes():
