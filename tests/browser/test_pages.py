@@ -8,7 +8,7 @@ import pytest
 
 from supancl.reports.map import audit_page, map_page
 from supancl.reports.page import Banner, html_page
-from supancl.reports.report import comparison_page, open_samples, report_page
+from supancl.reports.report import Comparison, open_answers, report_page
 from supancl.reports.tables import Cell, Table
 from supancl.reports.verdict import read_record
 from tests.browser.conftest import Browser
@@ -60,10 +60,10 @@ def pages(tmp_path, monkeypatch) -> dict[str, str]:
     table = Table(["recipe", "difference"], [["a", Cell("+1.0 ± 0.5", "best")]], "lr", caption="compare on photos")
     tones = [Banner(tone, f"{tone}.", "Why.") for tone in ("good", "unclear", "bad")]
     return {
-        "report": report_page({"run": record}, {"run": open_samples(record)}),
+        "report": report_page({"run": record}, {"run": open_answers(record)}),
         "map": map_page(made_images(60, ("cat", "dog")), [made_map("run", 60, 0)[0]]),
         "audit": audit_page(made_audit(100, 20)[0]),
-        "comparison": comparison_page(table, "good", ["a is better"], ["run"], tmp_path),
+        "comparison": report_page({"run": record}, comparison=Comparison("good", ["a is better"], table, tmp_path)),
         "verdicts": html_page("Verdicts", [], banners=tones),
     }
 

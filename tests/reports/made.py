@@ -36,6 +36,7 @@ def logged_run(
     knns: Sequence[float] = (20.0, 30.0, 40.0, 44.0),
     losses: Sequence[float | None] = (0.0, -0.2, -0.4, -0.5),
     epochs: int = 4,
+    collapsed: bool = False,
     **settings: object,
 ) -> RunFolder:
     """A run of `epochs` epochs of which as many are logged as there are values; finished if those are all."""
@@ -43,5 +44,5 @@ def logged_run(
     folder = RunFolder(path)
     folder.metrics_file.write_text("\n".join(log_lines(ranks, stds, knns, losses)) + "\n")
     if len(ranks) == epochs:
-        record_end(folder, RunEnd(epochs * STEPS, False), "one")
+        record_end(folder, RunEnd(epochs * STEPS, collapsed), "one")
     return folder

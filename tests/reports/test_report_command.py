@@ -38,7 +38,7 @@ def test_a_report_of_one_run_lies_in_its_folder(trained, capsys):
     assert row["run"] == str(run)
     page = (run / "report.html").read_text()
     assert row["state"] == state_on(page)
-    assert "Training images by class" in page
+    assert "No predictions yet" in page
     losses = [row["loss"] for row in RunFolder(run).metrics() if row["kind"] == "train"]
     assert all(str(loss) in page for loss in losses)
 
@@ -48,7 +48,7 @@ def test_a_folder_of_runs_gives_one_page(trained, tmp_path, capsys, monkeypatch)
     said = supancl(capsys, "report", trained / "runs", trained / "runs" / "one", "--no-data")
     assert said.code == 0
     assert (trained / "runs" / "one" / "report.html").exists()  # it holds one run
-    assert "Training images by class" not in (trained / "runs" / "one" / "report.html").read_text()
+    assert "No predictions" not in (trained / "runs" / "one" / "report.html").read_text()
 
 
 def test_a_run_that_collapses_records_why_until_it_continues(tmp_path, capsys, monkeypatch):

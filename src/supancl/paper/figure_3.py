@@ -20,7 +20,7 @@ from supancl.evaluation.data import open_evaluation_data, resolve_source
 from supancl.evaluation.encoder import EvaluatedEncoder, warn_if_trained_on
 from supancl.files import write_json
 from supancl.probes import Features, knn_leave_one_out, variance
-from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, tsne_map
+from supancl.reports.pictures import PAGE, Panel, draw_panels, tsne_map
 from supancl.runs.provenance import commit, versions
 
 # The paper shows 15 dog and 5 bird classes of ImageNet-100 and names only Doberman and Rottweiler. The list of classes
@@ -81,7 +81,6 @@ def draw_figure(
         groups = groups or choose_classes(names, source, request.classes, request.groups)
         classes = [name for members in groups.values() for name in members]
         positions = {group: [classes.index(name) for name in members] for group, members in groups.items()}
-        class_styles(positions)  # more classes than colours are refused before features are taken
         ids = [names.index(name) if name in names else -2 for name in classes]
         if missing := [name for name, label in zip(classes, ids, strict=True) if label not in evaluation.images.labels]:
             raise BadInput(f"{evaluated.location}: no image of class {missing[0]!r} in {evaluation.taken_from}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,9 +20,8 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.shorthands import FIELDS, RecipeSettings, parse_set
 from supancl.reporter import say, show, track
 from supancl.reports.tables import Table, plain_table
-from supancl.reports.verdict import is_number, own_results, quality_of_run, read_record
-from supancl.runs.folder import RunFolder, find_runs, folder_bytes, last_written, next_folder
-from supancl.stats import duration
+from supancl.reports.verdict import find_verdict, is_number, own_results, read_record
+from supancl.runs.folder import find_runs, next_folder
 
 if TYPE_CHECKING:
     from supancl.data.spec import DataSpec
@@ -68,58 +65,40 @@ def find_listed_runs(folder: Path) -> list[dict[str, Any]]:
 
 def describe_run(path: Path) -> dict[str, Any]:
     """How a run stands; what is not known is None or empty. Never raises because of what is in the folder."""
-    record, folder = read_record(path), RunFolder(path)
-    results = own_results(record)
+    record = read_record(path)
+    results, is_detector = own_results(record), (path / "detect.json").exists()
     values = {name: result.get("map", result.get("accuracy")) for name, result in results.items()}
     images = (result.get("tested_images") for result in results.values())
-    run: dict[str, Any] = {
+    verdict, epochs = find_verdict(record), record.settings.get("train.epochs")
+    return {
         "path": path,
-        "state": "damaged",  # running, finished, collapsed, stopped at N, damaged
-        "verdict": "",  # on a finished one
-        "recipe": record.settings.get("name"),
-        "data": record.settings.get("data.source"),
+        "state": "detector" if is_detector else verdict.state,
+        "verdict": "" if is_detector else verdict.headline.lower(),
+        "recipe": str(record.settings.get("name", "")),
+        "data": str(record.settings.get("data.source", "")),
         "epochs_done": record.epochs_done,
-        "epochs": record.settings.get("train.epochs"),
-        "nbytes": folder_bytes(path),
-        "last_written": last_written(folder.metrics_file, folder.recipe_file),  # in seconds since 1970
+        "epochs": epochs if isinstance(epochs, int) else None,
         **{name: values[name] if is_number(values.get(name)) else None for name in ("knn", "linear")},
         "tested_images": next((count for count in images if isinstance(count, int)), None),
         "has_several_labels": any("map" in result for result in results.values()),
-        "problem": "",
+        "problem": "" if is_detector else "; ".join(record.problems),
     }
-    if not all(isinstance(run[name], kind) for name, kind in (("recipe", str), ("data", str), ("epochs", int))):
-        is_detector = (path / "detect.json").exists()
-        problem = "" if is_detector else next(iter(record.problems), "recipe.json: no name, data or epochs")
-        state = "detector" if is_detector else "damaged"
-        return run | {"recipe": "", "data": "", "epochs": None, "state": state, "problem": problem}
-    if record.collapsed:
-        run["state"] = "collapsed"
-    elif record.state == "stopped":
-        newest = folder.checkpoint_files()[-1:]
-        run["state"] = f"stopped at {int(newest[0].stem.removeprefix('step-')) if newest else 0}"
-    else:
-        run["state"] = record.state
-    if run["state"] == "finished":
-        run["verdict"] = quality_of_run(record)[0].lower()
-    return run
 
 
 def runs_table(runs: list[dict[str, Any]], folder: Path) -> Table:
     """One row per run; `linear` is that of `evaluate linear` alone, `k-NN` else that of the last check."""
-    columns, rows = ["run", "verdict", "recipe", "data", "epochs", "size", "age", "linear", "k-NN", "of"], []
+    columns, rows = ["run", "verdict", "recipe", "data", "epochs", "linear", "k-NN", "of"], []
     for run in runs:
+        name = str(run["path"].relative_to(folder)) if run["path"] != folder else str(folder)
+        verdict = run["verdict"] if run["state"] == "finished" else run["state"]
         done = f"{run['epochs_done']}/{run['epochs']}" if run["epochs"] is not None else ""
-        age = time.time() - run["last_written"]
-        ago = "" if math.isnan(age) else " ".join(duration(max(0.0, age)).split()[:2])
         prefix, images = "mAP " * run["has_several_labels"], run["tested_images"]
         accuracies = ["" if run[key] is None else f"{prefix}{run[key]:.1f}" for key in ("linear", "knn")]
-        name = str(run["path"].relative_to(folder)) if run["path"] != folder else str(folder)
-        about = [name, run["verdict"] or run["state"], run["recipe"], Path(run["data"]).name or run["data"], done]
-        size = f"{run['nbytes'] / 1e6:,.1f} MB"
-        rows.append([*about, size, ago, *accuracies, "" if images is None else f"{images:,}"])
+        about = [name, verdict, run["recipe"], Path(run["data"]).name or run["data"], done]
+        rows.append([*about, *accuracies, "" if images is None else f"{images:,}"])
     notes = ["linear, k-NN: % of as many held-out images"] * any(row[-1] for row in rows)
     notes += [f"{run['path']}: {run['problem']}" for run in runs if run["problem"]]
-    return Table(columns, rows, "llll" + "rrrrrr", notes=notes, optional=("recipe", "data", "age", "size"))
+    return Table(columns, rows, "llll" + "rrrr", notes=notes, optional=("recipe", "data"))
 
 
 def list_recipes(
@@ -246,29 +225,28 @@ def draw_sheets(source: Source, shown: Recipe, out: Path) -> list[str]:
     from supancl.data.views.specs import Crops
     from supancl.reports.pictures import draw_image_sheet, draw_view_sheet
 
-    train = source.splits["train"]
+    train, paths = source.splits["train"], [out / "images.png", out / "views.png"]
     if train.batch(train.index[:1] * 0).pixels.ndim != 4 or not isinstance(shown.views, Crops):
         return []
     make_folder(out)
-    draw_image_sheet(train, source.classes, out / "images.png")
-    draw_view_sheet(train, shown, out / "views.png")
-    say(f"contact sheets: {out / 'images.png'} and, of the views of {shown.name}, {out / 'views.png'}")
-    return [str(out / "images.png"), str(out / "views.png")]
+    draw_image_sheet(train, source.classes, paths[0])
+    draw_view_sheet(train, shown, paths[1])
+    say(f"contact sheets: {paths[0]} and, of the views of {shown.name}, {paths[1]}")
+    return list(map(str, paths))
 
 
 def describe_source(source: Source, spec: DataSpec) -> dict[str, Any]:
     """Counts by split and class, unlabelled images last, and sizes as stored: [smallest, median, largest]."""
     from supancl.data.labels import describe_labels
 
-    splits, names = dict[str, dict[str, Any]](), [*source.classes, "(unlabelled)"]
-    histogram: dict[str, dict[str, int]] = {name: {} for name in names}
+    splits, histogram = dict[str, dict[str, Any]](), dict[str, dict[str, int]]()
     for split_name, split in source.splits.items():
         splits[split_name] = {"images": len(split), "labelled": split.num_labelled, "classes": len(split.class_ids())}
         if not split.all_labels.has_one_each:
             splits[split_name]["labels_per_image"] = describe_labels(split.all_labels)
         counts = [*split.all_labels.counts(len(source.classes)).tolist(), len(split) - split.num_labelled]
-        for name, count in zip(names, counts, strict=True):
-            histogram[name][split_name] = count
+        for name, count in zip((*source.classes, "(unlabelled)"), counts, strict=True):
+            histogram.setdefault(name, {})[split_name] = count
     if not any(histogram["(unlabelled)"].values()):
         del histogram["(unlabelled)"]
     sizes = image_sizes(source)

@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, fontManager
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -37,20 +36,13 @@ if TYPE_CHECKING:
 # ten colours that most colour-blind readers can distinguish; after ten classes they repeat with another marker
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000", "#ee7733", "#009988")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
-# colours that belong together, one family for each group of classes
-FAMILIES = (
-    ("#b2182b", "#fdb863", "#7f3b08", "#e66101", "#f7a8a0"),  # reds and browns
-    ("#08519c", "#74c476", "#41b6c4", "#00441b", "#9ecae1"),  # blues and greens
-    ("#54278f", "#df65b0", "#9e9ac8", "#980043", "#d4b9da"),  # violets
-    ("#000000", "#969696", "#525252", "#cccccc", "#737373"),  # greys
-)
 # matplotlib takes a letter from the first of these that has it
 FONTS = [
     family
     for family in ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai")
     if family in fontManager.get_font_names()
 ]
-MOST_IN_LEGEND = 20  # classes; of more, up to ten times as many, the names are in the maps
+MOST_IN_LEGEND = 20  # classes
 MAX_VECTOR_POINTS = 10_000  # more are pixels in an SVG or PDF, which could hardly be opened otherwise
 MAX_IMAGES_SKLEARN = 5_000  # above, scikit-learn's t-SNE takes several times as long as openTSNE
 ITERATIONS, CALL_EVERY = 750, 25  # openTSNE's: 250 of early exaggeration and 500 more
@@ -180,22 +172,17 @@ def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path
 
 
 def class_styles(groups: Mapping[str, Sequence[int]]) -> dict[int, dict[str, Any]]:
-    """Colour and marker of each label; each group has a family of colours, a single group has all colours.
-
-    After 80 classes of one group they repeat. Images without a label are grey.
+    """Colour and marker of each label: each group has its own markers; images without a label are grey.
 
     >>> styles = class_styles({"dog": [0, 1], "bird": [2]})
-    >>> [styles[label]["color"] in FAMILIES[0] for label in (0, 1, 2)]
-    [True, True, False]
+    >>> [styles[label]["marker"] for label in (0, 1, 2)]
+    ['o', 'o', '^']
     """
     styles: dict[int, dict[str, Any]] = {-1: {"color": "#999999", "marker": "."}}
     for number, labels in enumerate(groups.values()):
-        colours = FAMILIES[number % len(FAMILIES)] if len(groups) > 1 else COLOURS
-        if len(groups) > len(FAMILIES) or (len(groups) > 1 and len(labels) > len(colours) * len(MARKERS)):
-            raise BadInput("more classes or groups than colours and markers; name fewer")
         for position, label in enumerate(label for label in labels if label >= 0):
-            marker = MARKERS[position // len(colours) % len(MARKERS)]
-            styles[label] = {"color": colours[position % len(colours)], "marker": marker}
+            marker = MARKERS[(number + position // len(COLOURS)) % len(MARKERS)]
+            styles[label] = {"color": COLOURS[position % len(COLOURS)], "marker": marker}
     return styles
 
 
@@ -208,8 +195,8 @@ def draw_panels(
 ) -> None:
     """Draw maps side by side, as PNG, SVG or PDF; a class has the same colour and marker in all of them.
 
-    `groups` maps the name of each group to its labels: a group has its own colours and column of the legend. Many
-    classes without groups have their names in the maps instead of a legend.
+    `groups` maps the name of each group to its labels: a group has its own marker and column of the legend. More
+    than 20 classes without groups have no legend.
     """
     labels = {int(label) for panel in panels for label in np.unique(panel.labels)}
     present = sorted(labels, key=lambda label: (label < 0, label))  # in the legend unlabelled images come last
@@ -217,13 +204,12 @@ def draw_panels(
     sections = {name: members for name, members in sections.items() if members}
     named = [escape_label(name if len(name) <= 40 else f"{name[:39]}…") for name in classes]
     entries = list[tuple[str, dict[str, Any]]]()
-    styles, longest = class_styles(sections), max(map(len, sections.values()), default=0)
+    styles, longest, blank = class_styles(sections), max(map(len, sections.values()), default=0), {"marker": ""}
     if groups or len(present) <= MOST_IN_LEGEND:
         for name, members in sections.items():
-            entries += [(escape_label(name), {"marker": ""})] * bool(name)
+            entries += [(escape_label(name), blank)] * bool(name)
             entries += [(named[one] if 0 <= one < len(named) else "unlabelled", styles[one]) for one in members]
-            entries += [("", {"marker": ""})] * (longest - len(members) if groups else 0)
-    in_map = named if not entries and len(present) <= 10 * MOST_IN_LEGEND else []
+            entries += [("", blank)] * (longest - len(members) if groups else 0)
     rows = math.ceil(len(panels) / 5)
     columns = math.ceil(len(panels) / rows)
     side = min(sheet.side, sheet.width / columns)
@@ -235,11 +221,11 @@ def draw_panels(
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
     with matplotlib.rc_context({**settings, "font.family": FONTS}):
         figure = Figure(figsize=(width, height), layout="constrained")
-        axes = list(figure.subplots(rows, columns, squeeze=False).flat)  # an iterator would be used up
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axis in axes:
             axis.set_axis_off()
         for axis, panel in zip(axes, panels, strict=False):
-            _draw_map(axis, panel, styles, in_map, side, sheet.font)
+            _draw_map(axis, panel, styles, side, sheet.font)
         if entries:
             shared: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0, "markersize": 0.7 * sheet.font}
             handles = [Line2D([], [], **shared, **style) for _, style in entries]
@@ -248,18 +234,12 @@ def draw_panels(
         figure.savefig(path, dpi=sheet.dpi, metadata=undated)
 
 
-def _draw_map(
-    axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], names: Sequence[str], side: float, font: float
-) -> None:
+def _draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], side: float, font: float) -> None:
     """Draw one map on an axis that is `side` inches wide; a long title gets a smaller font."""
     size, is_raster = 3 * side * min(1.0, 4_000 / max(1, len(panel.points))), len(panel.points) > MAX_VECTOR_POINTS
     for label in np.unique(panel.labels).tolist():
         points = panel.points[panel.labels == label]
         axis.scatter(points[:, 0], points[:, 1], s=size, alpha=0.8, linewidths=0, rasterized=is_raster, **styles[label])
-        if 0 <= label < len(names):
-            x, y = np.median(points, axis=0)
-            outline = [withStroke(linewidth=0.15 * font, foreground="white")]
-            axis.text(x, y, names[label], fontsize=0.6 * font, ha="center", va="center", path_effects=outline)
     largest, pad = 72 * side / (0.6 * max(1, len(panel.title))), 1.6 * font if panel.note else 0.6 * font
     axis.set_title(escape_label(panel.title), fontsize=min(1.1 * font, largest), pad=pad)
     if panel.note:

@@ -6,7 +6,6 @@ import html
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,8 +36,8 @@ from supancl.reports.verdict import (
     own_results,
     quality_of_result,
     rank_bound,
-    read_record,
 )
+from supancl.runs.folder import RunFolder, check_same_data
 from supancl.stats import Tone, duration
 from supancl.training.monitor import COLLAPSED_STD
 
@@ -54,44 +53,46 @@ MOST_CLASSES = 24  # in a histogram, a matrix and a list of accuracies; of more 
 TILE, SHOWN = 112, 8  # side of a picture, and how many predictions of a kind are shown
 
 
-def report_page(records: Records, samples: Mapping[str, Samples] | None = None) -> str:
-    """The page of these runs by name; `samples` are the images of those that have some to show."""
-    verdicts = {name: find_verdict(record) for name, record in records.items()}
-    specs, shown = make_charts(records), samples or {}
+class Comparison(NamedTuple):
+    """What heads the page of a comparison: its verdict, what was found besides, its table, and where it is."""
+
+    tone: Tone
+    findings: Sequence[str]
+    table: Table
+    out: Path
+
+
+def report_page(
+    records: Records, answers: Mapping[str, Answers | str] | None = None, comparison: Comparison | None = None
+) -> str:
+    """The page of these runs by name, with what a classifier answers, or why it does not."""
+    specs, title = make_charts(records), f"Report: {len(records)} runs"
+    problems = {name: found for name, found in (answers or {}).items() if isinstance(found, str)}
+    if comparison is not None:
+        tone, findings, table, out = comparison
+        headline = {"good": "A clear difference.", "unclear": "No clear difference.", "bad": "No winner."}[tone]
+        top, title = to_html(table), table.caption[:1].upper() + table.caption[1:]
+        top += "".join(f'<p class="small">{html.escape(note)}</p>' for note in [*table.notes, *findings[1:]])
+        pages = {name: record.folder / "report.html" for name, record in records.items()}
+        for name, page in pages.items():
+            if page.is_file():
+                place = html.escape(os.path.relpath(page, out))
+                top += f'<p class="small"><a href="{place}">Report: {html.escape(name)}</a></p>'
+        banners = [Banner(tone, headline, findings[0])]
+    else:
+        top, banners = "", list[Banner]()
+        for name, record in records.items():
+            state, tone, headline, detail = find_verdict(record)
+            banners.append(Banner(tone, f"{name}: {headline}." if len(records) > 1 else f"{headline}.", detail, state))
+            title = title if len(records) > 1 else f"Report: {name}"
     sections: list[Section | str] = [
-        to_html(_overview(records)),
-        *_curves(specs),
+        top or to_html(_overview(records)),
+        Section("Curves", charts(specs) or "<p>Nothing is logged.</p>", "Arrow keys read values; drag to zoom in."),
         _evaluations(records),
-        *(_predictions(records, name, one.answers) for name, one in shown.items() if one.answers is not None),
-        Section("Data", "".join(_data(name, record, shown.get(name)) for name, record in records.items())),
+        *(_predictions(records, name, found) for name, found in (answers or {}).items() if isinstance(found, Answers)),
+        _data(records, problems),
         *_settings(records),
     ]
-    title = f"Report: {next(iter(records))}" if len(records) == 1 else f"Report: {len(records)} runs"
-    banners = [
-        Banner(v.tone, f"{name}: {v.headline}." if len(records) > 1 else f"{v.headline}.", v.detail, v.state)
-        for name, v in verdicts.items()
-    ]
-    return html_page(title, sections, banners=banners, data={"charts": specs}, scripts=["charts.js"] * bool(specs))
-
-
-def comparison_page(table: Table, tone: Tone, findings: Sequence[str], runs: Sequence[str], out: Path) -> str:
-    """What was found, the table, curves of the runs in this folder, and links to their reports."""
-    records, rows = {name: read_record(out / name) for name in runs}, []
-    for name, record in records.items():
-        label, report = html.escape(name), record.folder / "report.html"
-        if report.is_file():
-            label = f'<a href="{html.escape(os.path.relpath(report, out))}">{label}</a>'
-        sentence = html.escape(find_verdict(record).sentence)
-        rows.append(f'<tr><td class="word">{label}</td><td class="word long">{sentence}</td></tr>')
-    specs = make_charts(records)
-    notes = "".join(f'<p class="small">{html.escape(note)}</p>' for note in [*table.notes, *findings[1:]])
-    headline = {"good": "A clear difference.", "unclear": "No clear difference.", "bad": "No winner."}[tone]
-    sections: list[Section | str] = [
-        to_html(table) + notes,
-        *_curves(specs),
-        Section("Runs", f"<table><tbody>{''.join(rows)}</tbody></table>" if rows else ""),
-    ]
-    banners, title = [Banner(tone, headline, findings[0])], table.caption[:1].upper() + table.caption[1:]
     return html_page(title, sections, banners=banners, data={"charts": specs}, scripts=["charts.js"] * bool(specs))
 
 
@@ -161,36 +162,20 @@ class Answers(NamedTuple):
     wrong: Sequence[tuple[Image, str]]
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Training images by class, largest first, answers, and why some images are not shown."""
-
-    counts: Sequence[tuple[str, int]] = ()
-    answers: Answers | None = None
-    problem: str = ""
-
-
-def open_samples(record: RunRecord) -> Samples:
-    """Those of a run whose data can still be opened. Answers need an evaluation, which has computed the features."""
-    samples, recipe = Samples(), record.recipe
+def open_answers(record: RunRecord) -> Answers | str:
+    """Those of a run that was evaluated, and whose data can still be opened; else why there are none."""
     try:
-        if recipe is None:
+        if all("is_last_check" in result for result in own_results(record).values()):
+            return "No predictions yet: supancl evaluate RUN."
+        if record.recipe is None:
             raise ValueError("this version cannot build the recipe")
-        data = peek_data(recipe.data, recipe.encoder.channels)
-        if data.train.is_streamed:
-            raise ValueError("they are streamed from shards")
-        counts = data.train.all_labels.counts(len(data.classes)).tolist()
-        named = [*zip(data.classes, counts, strict=True), ("(unlabelled)", len(data.train) - data.train.num_labelled)]
-        samples = Samples(sorted((item for item in named if item[1]), key=lambda item: -item[1]))
-        if record.about("data").get("fingerprint") not in (None, data.summary.get("fingerprint")):
-            raise ValueError("the files or labels have changed since the run")
-        is_evaluated = any("is_last_check" not in result for result in own_results(record).values())
-        if is_evaluated and data.train.all_labels.has_one_each and data.classes == tuple(record.classes):
-            samples = replace(samples, answers=find_answers(record.folder))
+        data = peek_data(record.recipe.data, record.recipe.encoder.channels)
+        if not data.train.all_labels.has_one_each or data.train.is_streamed:
+            raise ValueError("images have several labels, or are streamed from shards")
+        check_same_data(RunFolder(record.folder), data)
+        return find_answers(record.folder)
     except (SupanclError, OSError, ValueError, RuntimeError, ImportError) as error:
-        line = str(error) if isinstance(error, SupanclError) else reason(error)
-        return replace(samples, problem=f"Some images are not shown: {line}.")
-    return samples
+        return f"No predictions: {str(error) if isinstance(error, SupanclError) else reason(error)}."
 
 
 def find_answers(run: Path) -> Answers:
@@ -272,18 +257,16 @@ def _matrix(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
 # --- data and settings ------------------------------------------------------------------------------------------------
 
 
-def _data(name: str, record: RunRecord, samples: Samples | None) -> str:
-    """The source of a run with its counts and its classes."""
-    about = record.about("data")
-    keys = ("train", "labelled", "held_out", "classes", "skipped")
-    counts = ", ".join(f"{key.replace('_', ' ')}: {about[key]:,}" for key in keys if is_number(about.get(key)))
-    source = str(about.get("source") or record.settings.get("data.source") or "not known")
-    text = f"<p>{html.escape(name)}: {html.escape(source)}. {counts}</p>"
-    if samples is None:
-        return text
-    text += f'<p class="small">{html.escape(samples.problem)}</p>' * bool(samples.problem)
-    rows = [(name, float(count), f"{count:,}") for name, count in _both_ends(samples.counts)]
-    return text + (f"<h3>Training images by class: {len(samples.counts)}</h3>{bars(rows)}" if rows else "")
+def _data(records: Records, problems: Mapping[str, str]) -> Section:
+    """The source of each run with its counts, why images of it are not shown, and with which code it was trained."""
+    texts, keys = list[str](), ("train", "labelled", "held_out", "classes", "skipped")
+    for name, record in records.items():
+        about, versions = record.about("data"), record.about("versions")
+        counts = ", ".join(f"{key.replace('_', ' ')}: {about[key]:,}" for key in keys if is_number(about.get(key)))
+        source = str(about.get("source") or record.settings.get("data.source") or "not known")
+        texts += [f"{name}: {source}. {counts}", problems.get(name, "")]
+        texts.append(f"{name}: {versions}, commit {record.content.get('commit')}")
+    return Section("Data and versions", "".join(f"<p>{html.escape(text)}</p>" for text in texts if text))
 
 
 def _settings(records: Records) -> list[Section]:
@@ -298,11 +281,7 @@ def _settings(records: Records) -> list[Section]:
         is_main = differs or name in MAIN_SETTINGS or "given" in sources
         (main if is_main else others).append([name, *cells, *(sources if len(records) == 1 else ())])
     tables = [to_html(Table(columns, rows, "l" + "w" * (len(columns) - 1))) for rows in (main, others)]
-    made = ((name, record.about("versions"), record.content.get("commit")) for name, record in records.items())
-    versions = "".join(
-        f"<p>{html.escape(f'{name}: {versions}, commit {commit}')}</p>" for name, versions, commit in made
-    )
-    return [Section("Recipe", tables[0]), Section("All other settings", tables[1] + versions, is_folded=True)]
+    return [Section("Recipe", tables[0]), Section("All other settings", tables[1], is_folded=True)]
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -312,37 +291,20 @@ MAX_POINTS = 1500  # of a curve: more than a chart has pixels
 BOUND_COLOUR = 6  # grey
 COLOURS = (0, 1, 2, 3, 4, 5, 7)  # of runs, or of the curves of one run
 # a chart of one run: its title, and its measures by their names in metrics.jsonl; of several runs each has a chart
-MAIN_CHARTS = (
+CHARTS = (
     ("Loss", {"loss": "loss", "ssl": "self-supervised", "sup": "supervised"}),
     ("Held-out accuracy (%)", {"knn": "k-NN", "linear": "linear"}),
     ("Held-out mAP (%)", {"knn_map": "k-NN"}),
     ("Effective rank of the targets", {"effective_rank": ""}),
-)
-MORE_CHARTS = (
     ("Relative std of the targets", {"std": ""}),
     ("S_W/S_T of held-out images", {"s_w/s_t": ""}),
-    ("Pool: fraction of classes covered", {"pool_coverage": ""}),
-    ("Learning rate", {"lr": "encoder and projector", "predictor_lr": "predictor"}),
-    ("Momentum of the target branch", {"momentum": ""}),
-    ("Images per second", {"images_per_second": ""}),
 )
-
-
-def _curves(specs: Mapping[str, Any]) -> list[Section]:
-    """The main charts, and the others folded."""
-    main = [name for _, measures in MAIN_CHARTS for name in measures if name in specs]
-    more = charts(name for name in specs if name not in main)
-    note = "Arrow keys read values; drag to zoom in."
-    return [
-        Section("Curves", charts(main) or "<p>Nothing is logged.</p>", note),
-        Section("More curves", more, is_folded=True),
-    ]
 
 
 def make_charts(records: Records) -> dict[str, dict[str, Any]]:
     """The charts that have a value; `records` are the runs by name."""
     specs: dict[str, dict[str, Any]] = {}
-    for title, measures in (*MAIN_CHARTS, *MORE_CHARTS):
+    for title, measures in CHARTS:
         if len(records) == 1:
             (record,) = records.values()
             _add_chart(specs, title, [(name or title, record, key) for key, name in measures.items()])

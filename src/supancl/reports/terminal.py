@@ -100,8 +100,7 @@ def print_warning(text: str, console: Console | None = None) -> None:
     (console or SafeConsole(stderr=True)).print(f"warning: {text}", style="yellow")
 
 
-MIN_SECONDS = 5.0  # of a job before its progress is printed to a log
-MAX_SILENCE = 30.0  # seconds within an epoch until a row is printed to a log
+MAX_SILENCE = 30.0  # seconds until a log says how far a job is
 # columns of the table of epochs and their widths, 66 in all
 EPOCHS = {"epoch": 9, "loss": 9, "rank": 7, "k-NN %": 8, "linear %": 10, "images/s": 10, "left": 13}
 STYLES = {"good": "green", "unclear": "", "bad": "red"}
@@ -113,9 +112,10 @@ class Terminal(Reporter):
     def __init__(self, console: Console) -> None:
         self.console, self.errors = console, SafeConsole(stderr=True)
         self.progress: Progress | None = None
-        self.task, self.done, self.first, self.tenths, self.started = "", 0, 0, 0, 0.0  # the job and how far it is
+        self.task, self.total, self.done, self.first = "", 0, 0, 0  # the job, and how far it is and was
+        self.started = self.last_printed = 0.0
         self.last: dict[str, Any] = {}
-        self.steps, self.epochs, self.has_header, self.last_printed = 0, 1, False, 0.0
+        self.epochs, self.has_header = 1, False
 
     def note(self, text: str) -> None:
         self.console.print(text)
@@ -128,26 +128,23 @@ class Terminal(Reporter):
         self.console.print(text, end="")
 
     def on_progress(self, task: str, done: int, total: int) -> None:
-        """Show a bar, or in a log a line per tenth of a long job. With a total of 0, print `task`."""
+        """Show a bar, or in a log a line every half minute. With a total of 0, print `task`."""
         if total == 0:
             self.note(task)
             return
         if self.task != task or done <= self.done:
-            self.on_end()  # of a job that was given up, or of one that this job is part of
             self._start(task, total, done)
-        self.done, elapsed = done, time.perf_counter() - self.started
-        if self.progress is not None:
-            self.progress.update(self.progress.task_ids[0], completed=done)
-        elif done * 10 // total > self.tenths and elapsed >= MIN_SECONDS:
-            self.tenths = done * 10 // total
-            remaining = elapsed / (done - self.first or 1) * (total - done)
-            left = f"about {duration(remaining)} left" if done < total else duration(elapsed)
-            self.note(f"{task}: {done:,} of {total:,}, {left}")
+        self._advance(done)
+        if self._is_silent():
+            self.last_printed = time.perf_counter()
+            self.note(f"{task}: {done:,} of {total:,}, about {self._time_left()} left")
         if done == total:
             self.on_end()
 
     def _start(self, task: str, total: int, done: int) -> None:
-        self.task, self.done, self.first, self.tenths, self.started = task, done, done, 0, time.perf_counter()
+        self.on_end()  # of a job that was given up, or of one that this job is part of
+        self.task, self.total, self.done, self.first = task, total, done, done
+        self.started = self.last_printed = time.perf_counter()
         if not self.console.is_terminal or done >= total:
             return
         texts = TextColumn("{task.description}", markup=False), TextColumn("left"), TextColumn("{task.fields[loss]}")
@@ -156,6 +153,20 @@ class Terminal(Reporter):
         self.progress.add_task(make_visible(task), total=total, completed=done, loss="")
         self.progress.start()
         atexit.register(self.on_end)  # a bar left running would hide the cursor
+
+    def _advance(self, done: int, loss: str = "") -> None:
+        self.done = done
+        if self.progress is not None:
+            self.progress.update(self.progress.task_ids[0], completed=done, loss=loss)
+
+    def _is_silent(self) -> bool:
+        """Whether a log has had no line for long."""
+        return not self.console.is_terminal and time.perf_counter() - self.last_printed >= MAX_SILENCE
+
+    def _time_left(self) -> str:
+        elapsed = time.perf_counter() - self.started
+        left = elapsed / max(1, self.done - self.first) * (self.total - self.done)
+        return duration(left) if left and self.done > self.first else ""
 
     def on_end(self) -> None:
         self.task = ""
@@ -176,23 +187,18 @@ class Terminal(Reporter):
             return
         if step:
             self.note(f"continuing at step {step} of {steps}")
-        self.steps, self.epochs, self.last, self.has_header = steps, recipe.train.epochs, {}, False
-        self.on_end()
+        self.epochs, self.last, self.has_header = recipe.train.epochs, {}, False
         self._start(recipe.name, steps, step)
-        self.last_printed = self.started
 
     def on_step(self, step: int, row: dict[str, Any] | None) -> None:
-        self.done, self.last = step, row or self.last
-        if self.progress is not None:
-            loss = f"loss {self.last['loss']:.4f}" if self.last else ""
-            self.progress.update(self.progress.task_ids[0], completed=step, loss=loss)
-        elif not self.console.is_terminal and self.steps and time.perf_counter() - self.last_printed >= MAX_SILENCE:
-            self.on_epoch({"epoch": (step - 1) * self.epochs // self.steps})
+        self.last = row or self.last
+        self._advance(step, loss=f"loss {self.last['loss']:.4f}" if self.last else "")
+        if self._is_silent() and self.total:
+            self.on_epoch({"epoch": (step - 1) * self.epochs // self.total})
 
     def on_epoch(self, row: dict[str, Any]) -> None:
         """Print a row of the table of epochs."""
-        done, self.last_printed = self.done - self.first, time.perf_counter()
-        left = (self.last_printed - self.started) / done * (self.steps - self.done) if done > 0 else 0
+        self.last_printed = time.perf_counter()
         values = {
             "epoch": f"{row['epoch'] + 1}/{self.epochs}",
             "loss": _fixed(self.last.get("loss"), 4),
@@ -200,7 +206,7 @@ class Terminal(Reporter):
             "k-NN %": _fixed(row.get("knn", row.get("knn_map")), 1),
             "linear %": _fixed(row.get("linear"), 1),
             "images/s": _fixed(self.last.get("images_per_second"), 0),
-            "left": duration(left) if left else "",
+            "left": self._time_left(),
         }
         if not self.has_header:
             titles = {"k-NN %": "mAP %"} if "knn_map" in row else {}

@@ -1,4 +1,4 @@
-"""What a run folder says about its run, and the verdict: how good the encoder is, and whether it collapses.
+"""What a run folder says about its run, and the verdict: how good the encoder is, and whether it collapsed.
 
 Nothing is loaded or trusted: whatever is missing or damaged is named, and torch is not needed.
 """
@@ -23,13 +23,11 @@ from supancl.runs.folder import RunFolder
 from supancl.runs.log import RunEnd, StopCause, read_end, read_rows, read_stop
 from supancl.stats import Interval, Quality, Tone, duration, quality
 
-LOW_STD = 0.3  # healthy runs stay above it (docs/monitor.md)
-LOST_ACCURACY = 2 / 3  # of the best k-NN; a run that collapses loses it first, while rank and std still go up and down
 OWN_EVALUATIONS = {"linear": "linear", "knn": r"knn(-k\d+)?"}  # the files; k is less for few references
 TITLES = {"linear": "linear", "knn": "k-NN"}
 HEADLINES = {"good": "Clearly better", "unclear": "Unclear", "bad": "Not better"}
 Row = Mapping[str, Any]
-State = Literal["finished", "running", "stopped", "damaged", "collapsing", "collapsed", "not finite"]
+State = Literal["finished", "running", "stopped", "damaged", "collapsed", "not finite"]
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,8 @@ class RunRecord:
         return value if isinstance(value, int) and value > 0 else None
 
     def source_of(self, name: str) -> str:
-        """Where the value of a setting comes from; a section may have one source for all of its fields."""
-        sources, words = self.about("recipe").get("sources"), name.split(".")
-        names = [".".join(words[:length]) for length in range(len(words), 0, -1)]
-        found = [sources[name] for name in names if name in sources] if isinstance(sources, Mapping) else []
-        return str(found[0]) if found else OUR_CHOICE
+        """Where the value of a setting comes from."""
+        return OUR_CHOICE if self.recipe is None else self.recipe.fields().get(name, (None, OUR_CHOICE))[1]
 
     @cached_property
     def recipe(self) -> Recipe | None:
@@ -160,6 +155,9 @@ def read_record(path: Path) -> RunRecord:
     except OSError as error:
         rows, damage = [], reason(error)
     content, evaluations = read(folder.recipe_file), sorted(folder.evaluations.glob("*.json"))
+    recipe = content.get("recipe")
+    is_recipe = isinstance(recipe, dict) and isinstance(recipe.get("name"), str)
+    problems += ["recipe.json holds no recipe"] * (bool(content) and not is_recipe)
     problems += [f"metrics.jsonl: {damage}"] * bool(damage)
     results = {file.stem: read(file) for file in evaluations}
     end = read_end(folder)
@@ -210,11 +208,13 @@ def find_verdict(record: RunRecord) -> Verdict:
         return Verdict("not finite", "bad", "Stopped", f"{why}.")
     if not record.rows:
         return Verdict(state, "unclear", state.capitalize(), f"{progress}; nothing is logged.")
-    if found := find_collapse(record):
+    if record.collapsed:
         from supancl.training.monitor import likely_cause
 
+        values = {"relative std": record.last("std"), "effective rank": record.last("effective_rank")}
+        found = ", ".join(f"{name} {value:.2g}" for name, value in values.items() if value is not None)
         advice = f" {likely_cause(record.recipe)}." if record.recipe is not None else ""
-        return Verdict(found[0], "bad", found[0].capitalize(), f"{progress}; {found[1]}.{advice}")
+        return Verdict("collapsed", "bad", "Collapsed", f"{found}; {progress}.{advice}")
     headline, (tone, by, _) = quality_of_run(record)
     if state == "running":
         return Verdict(state, "unclear", "Still training", f"{progress}; {by}.")
@@ -285,9 +285,6 @@ def _describe_progress(record: RunRecord) -> str:
     return f"{position}, {'killed or cut off' if stop is None else f'by {stop.reason}'}"
 
 
-# --- signs of collapse ------------------------------------------------------------------------------------------------
-
-
 def rank_bound(record: RunRecord) -> float:
     """The effective rank below which this run counts as collapsed."""
     from supancl.training.monitor import least_healthy_rank
@@ -296,40 +293,3 @@ def rank_bound(record: RunRecord) -> float:
     distinct = record.about("data").get("distinct_labels")  # only if images have several labels
     classes = distinct if isinstance(distinct, int) else len(record.classes)
     return least_healthy_rank(classes, supervised and classes > 1, record.count("train.batch_size") or 10**9)
-
-
-def find_collapse(record: RunRecord) -> tuple[Literal["collapsing", "collapsed"], str] | None:
-    """Collapsed by the monitor's rules, collapsing if the values are on their way there; and what shows it."""
-    from supancl.training.monitor import COLLAPSED_STD, LOW_RANK_IN_A_ROW, LOW_STD_IN_A_ROW
-
-    bound, std, rank = rank_bound(record), record.last("std"), record.last("effective_rank")
-    checks = [row for row in record.checks if is_number(row.get("knn")) and as_interval(row.get("knn_interval"))]
-    best, last = max(checks, key=lambda row: float(row["knn"]), default={}), checks[-1] if checks else {}
-    signs = {
-        f"relative std is {std or 0:.3f} (below {COLLAPSED_STD:g} is a collapse)": std is not None and std < LOW_STD,
-        f"effective rank is {rank or 0:.1f} (below {bound:.1f} is a collapse)": rank is not None and rank < bound,
-        f"k-NN fell from {best.get('knn', 0):.1f}% to {last.get('knn', 0):.1f}%": bool(last)
-        and last["knn_interval"][1] < best["knn_interval"][0]
-        and last["knn"] < LOST_ACCURACY * best["knn"],
-    }
-    found = " and ".join(sign for sign, is_seen in signs.items() if is_seen)
-    for rows, name, least, length in (
-        (record.train_rows, "std", COLLAPSED_STD, LOW_STD_IN_A_ROW),
-        (record.checks, "effective_rank", bound, LOW_RANK_IN_A_ROW),
-    ):
-        if (step := _first_run_below(rows, name, least, length)) is not None:
-            return "collapsed", f"by step {step:,}{f', {found}' * bool(found)}"
-    if record.collapsed:
-        return "collapsed", found or "the monitor noticed it"
-    return ("collapsing", found) if found else None
-
-
-def _first_run_below(rows: Sequence[Row], name: str, bound: float, length: int) -> int | None:
-    """The step at which a value has been below the bound this many times in a row; None if it never was."""
-    in_a_row = 0
-    for row in rows:
-        if is_number(row.get(name)):
-            in_a_row = in_a_row + 1 if row[name] < bound else 0
-            if in_a_row >= length:
-                return int(row["step"])
-    return None

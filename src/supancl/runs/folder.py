@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -301,13 +300,3 @@ def find_runs(folder: Path) -> Iterator[Path]:
             yield Path(path)
             folders[:] = [name for name in folders if name not in INNER_FOLDERS]
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-
-
-def folder_bytes(folder: Path) -> int:
-    """The bytes of all files below a folder; of a link only its own."""
-    return sum(os.lstat(os.path.join(path, name)).st_size for path, _, files in os.walk(folder) for name in files)
-
-
-def last_written(*paths: Path) -> float:
-    """When the first of these files that is there was written, in seconds since 1970; NaN without one."""
-    return next((path.stat().st_mtime for path in paths if path.exists()), math.nan)

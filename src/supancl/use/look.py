@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,8 +32,6 @@ from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encod
 
 if TYPE_CHECKING:
     from supancl.evaluation.audit import Audit
-    from supancl.reports.report import Samples
-    from supancl.reports.verdict import RunRecord
     from supancl.training.run import Run
 
 REPORT_PAGE = "report.html"
@@ -152,7 +149,7 @@ def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool
     out
         the page (default: report.html in the run folder; of several runs, in this folder)
     no_data
-        leave the data closed: no class histogram and no predictions
+        leave the data closed: no predictions
 
     Returns
     -------
@@ -171,12 +168,14 @@ def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool
     page = Path(out) if out else (folders[0] if len(folders) == 1 else Path()) / REPORT_PAGE
     page_output(page).check()
     from supancl.reports.page import write_page
-    from supancl.reports.report import name_runs, report_page
+    from supancl.reports.report import name_runs, open_answers, report_page
     from supancl.reports.verdict import find_verdict, read_record
 
     records = {name: read_record(path) for name, path in track(name_runs(folders).items(), "reading runs")}
+    to_open = () if no_data else track(records.items(), "predictions of runs")
+    answers = {name: open_answers(record) for name, record in to_open}
     make_folder(page.parent)
-    write_page(page, report_page(records, {} if no_data else open_images(records)))
+    write_page(page, report_page(records, answers))
     rows = []
     for name, record in records.items():
         verdict = find_verdict(record)
@@ -192,20 +191,6 @@ def find_named_runs(path: Path) -> list[Path]:
     if not runs:
         raise BadInput(f"no run of supancl pretrain in {path}{did_you_mean_path(path)}; supancl runs lists yours")
     return [path] if path in runs else runs
-
-
-def open_images(records: Mapping[str, RunRecord]) -> dict[str, Samples]:
-    """The images of each run; the training images that several share are shown once."""
-    from supancl.reports.report import open_samples
-
-    images: dict[str, Samples] = {}
-    seen: set[str] = set()
-    for name, record in track(records.items(), "images of runs"):
-        images[name], fingerprint = open_samples(record), str(record.about("data").get("fingerprint", name))
-        if fingerprint in seen:
-            images[name] = replace(images[name], counts=())
-        seen.add(fingerprint)
-    return images
 
 
 # --- audit ------------------------------------------------------------------------------------------------------------
