@@ -116,7 +116,7 @@ def test_the_linear_scores_are_those_of_the_best_ridge_on_the_images_that_choose
         assert found.held_out == pytest.approx(by_weight, abs=0.5)
         assert by_weight[WEIGHTS.index(found.weight)] == pytest.approx(max(by_weight), abs=1e-6)
         expected = scikit_logits(values, targets, found.weight, standardized(fitted, test)[1])
-        np.testing.assert_allclose(found.answers.numpy(), expected, atol=1e-3)
+        np.testing.assert_allclose(found.measured.scores.numpy(), expected, atol=1e-3)
         assert found.images == (int((~held).sum()), int(held.sum()), 60)
         assert found.accuracy == pytest.approx(mean_precision(expected, test.targets(CLASSES).numpy()), abs=0.5)
 

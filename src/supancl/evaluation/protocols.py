@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from supancl.evaluation.data import EvaluationData, check_measurable, open_data,
 from supancl.evaluation.encoder import EvaluatedEncoder, Parts, is_run_source, warn_if_trained_on
 from supancl.evaluation.finetune import check_fine_tuning, fine_tune, plain_crops
 from supancl.evaluation.results import data_label, default_metric, registered_name
-from supancl.probes.answers import Measured, TransferMetric, measure
+from supancl.probes.answers import Answers, Measured, measure
 from supancl.probes.fewshot import few_shot
 from supancl.probes.knn import default_k, knn_answers
 from supancl.probes.linear import LinearProbe, linear_probe, transfer
@@ -168,7 +169,7 @@ def answer_linear(parts: Parts, settings: Linear) -> Answer:
     choose: Any = parts["held-out"] if chooses == "held-out" else "halves" if chooses == "halves" else None
     splits, seed = (parts["train"], parts["test"]), settings.seed
     fitted = linear_probe(*splits, choose, seed=seed, device=device, classes=parts.classes)
-    measured, about = answer_fitted(parts, fitted, ("train",))
+    measured, about = answer_fitted(parts, fitted)
     if fitted.chosen_on_images and chooses == TRAINED_IMAGES:
         about["chosen_on"] = TRAINED_IMAGES
     return measured, about
@@ -191,7 +192,8 @@ def answer_sgd(parts: Parts, settings: Linear) -> Answer:
         seed=settings.seed,
         device=parts.encoder.options.device,
     )
-    measured = measure(probe.answers, parts["test"].labelled(), train.labels[train.labels >= 0])
+    assert isinstance(probe.measured, Answers)
+    measured = replace(probe.measured, references=train.labels[train.labels >= 0])
     return measured, probe.to_json() | {"queries": measured.images}
 
 
@@ -199,20 +201,15 @@ def answer_transfer(parts: Parts, settings: Transfer) -> Answer:
     metric = settings.metric or default_metric(parts.data.location)
     splits = (parts["train"], parts["held-out"], parts["test"])
     fitted = transfer(*splits, metric, device=parts.encoder.options.device, classes=parts.classes)
-    measured, about = answer_fitted(parts, fitted, ("train", "held-out"), metric)
+    measured, about = answer_fitted(parts, fitted)
     del about["chosen_on"], about["chosen_on_images"]  # always the held-out ones
     return measured, about if parts.data.has_several_labels else about | {"metric": metric}
 
 
-def answer_fitted(
-    parts: Parts, fitted: LinearProbe, fitted_on: tuple[str, ...], metric: TransferMetric = "top-1"
-) -> tuple[Measured, dict[str, Any]]:
+def answer_fitted(parts: Parts, fitted: LinearProbe) -> tuple[Measured, dict[str, Any]]:
     """The figure of a linear classifier's answers, and how it was fitted."""
-    references = torch.cat([parts[name].labelled().labels for name in fitted_on])
-    measured = measure(fitted.answers, parts["test"].labelled(), references, parts.classes, metric)
-    about: dict[str, Any] = fitted.to_json()
+    measured, about = fitted.measured, fitted.to_json()
     about["tried"] = about.pop("weights")  # in a result, `weights` is the encoder's checksum
-    del about["accuracy"]
     if not parts.data.has_several_labels:
         return measured, about | {"queries": measured.images}
     numbers = parts["train"].labelled().class_numbers()

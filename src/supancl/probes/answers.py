@@ -130,8 +130,9 @@ def measure(
 ) -> Measured:
     """The figure of answers about labelled images: their classes, or for several labels scores of every class."""
     if tested.pairs is not None:
-        return ClassScores(said, tested.targets(classes))
-    return Answers(said == tested.labels, tested.labels, references, metric)
+        return ClassScores(said, tested.targets(classes).cpu())
+    labels = tested.labels.cpu()
+    return Answers(said == labels, labels, references.cpu(), metric)
 
 
 def join(parts: Sequence[Any]) -> Answers:

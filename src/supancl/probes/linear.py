@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from supancl.config import to_json
 from supancl.errors import BadInput
-from supancl.probes.answers import TransferMetric, accuracy, mean_average_precision
+from supancl.probes.answers import Measured, TransferMetric, accuracy, mean_average_precision, measure
 from supancl.probes.features import Features, check_features, hold_out, number_classes, stratified_folds
 from supancl.probes.logistic import (
     POLISH_TOLERANCE,
@@ -238,22 +238,20 @@ def draw_choosing(labels: Tensor, share: float = 0.1, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """Accuracy in percent on the test features (several labels: mean average precision), and what was answered."""
+    """What a classifier answered about the labelled test images, and how it was fitted."""
 
-    accuracy: float
+    measured: Measured = field(compare=False, repr=False)
     classes: int
-    answers: Tensor = field(compare=False, repr=False)  # the class of each image, or for several labels all scores
-    targets: Tensor = field(compare=False, repr=False)
 
     @property
-    def is_correct(self) -> Tensor:
-        """Of each labelled test image."""
-        return self.answers == self.targets
+    def accuracy(self) -> float:
+        """In percent; of several labels, mean average precision."""
+        return self.measured.value
 
     def to_json(self) -> dict[str, Any]:
-        content = to_json(self)
-        left_out = {"answers", "targets", *["weight_by_half"] * (not content.get("weight_by_half"))}
-        return {key: value for key, value in content.items() if key not in left_out}
+        """How it was fitted."""
+        values = {each.name: to_json(getattr(self, each.name)) for each in fields(self) if each.name != "measured"}
+        return {key: value for key, value in values.items() if key != "weight_by_half" or value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,48 +274,40 @@ class LinearProbe(ProbeResult):
     weight_by_half: tuple[float, ...] = ()  # for "other half" only
 
 
-class Tested:
-    """The test images, numbered by the classes of train."""
+def ask_ridges(
+    ridges: Ridges,
+    selected: tuple[float, ...],
+    tolerance: float | None,
+    test: tuple[Features, Features],
+    references: Tensor,
+    names: Tensor,
+    chosen_on: str,
+    halves: Tensor | None = None,
+) -> LinearProbe:
+    """What classifiers with these ridges answer: one, or one for each of two halves of the test images.
 
-    def __init__(self, test: Features, numbered: Features, classes: int, names: Tensor) -> None:
-        self.values, self.targets = numbered.values, targets_of(numbered, classes)
-        self.classes, self.names, self.labels = classes, names.cpu(), test.labelled().labels.cpu()
-
-    def named(self, said: Tensor) -> dict[str, Tensor]:
-        """Answers and targets as the labels that the features came with, or for several labels as scores."""
-        if self.targets.ndim == 2:
-            return {"answers": said, "targets": self.targets.cpu()}
-        return {"answers": self.names[said], "targets": self.labels}
-
-    def probe(
-        self,
-        ridges: Ridges,
-        selected: tuple[float, ...],
-        tolerance: float | None,
-        chosen_on: str,
-        halves: Tensor | None = None,
-    ) -> LinearProbe:
-        """What classifiers with these ridges answer: one, or one for each of two halves of the images."""
-        fitted = {w: ridges.fit(w, tolerance) for w in track(set(selected), "fitting the linear classifier")}
-        values = self.values.to(ridges.values.device)
-        said = [answers(fitted[weight].logits(values), self.targets) for weight in selected]
-        if halves is not None and len(said) > 1:
-            said[0][~halves] = said[1][~halves]
-        scores, choosing = ridges.scores(), len(ridges.choosing)
-        return LinearProbe(
-            accuracy=quality(said[0], self.targets.cpu(), ridges.metric),
-            weight=selected[0] if len(selected) == 1 else ridges.best(),
-            weights=tuple(scores) or selected,
-            held_out=tuple(scores.values()),
-            classes=self.classes,
-            images=(len(ridges.values) - (choosing if halves is None else 0), choosing, len(values)),
-            residual=max(classifier.residual for classifier in fitted.values()),
-            cut_off=any(classifier.cut_off for classifier in fitted.values()),
-            chosen_on=chosen_on if scores else "none",
-            chosen_on_images=choosing,
-            weight_by_half=selected if len(selected) > 1 else (),
-            **self.named(said[0]),
-        )
+    `test` has them as they came, and numbered by the classes of train, whose labels are `names`.
+    """
+    fitted = {w: ridges.fit(w, tolerance) for w in track(set(selected), "fitting the linear classifier")}
+    values, targets = test[1].values.to(ridges.values.device), targets_of(test[1], len(names))
+    said = [answers(fitted[weight].logits(values), targets) for weight in selected]
+    if halves is not None and len(said) > 1:
+        said[0][~halves] = said[1][~halves]
+    named = said[0] if targets.ndim == 2 else names.cpu()[said[0]]
+    scores, choosing = ridges.scores(), len(ridges.choosing)
+    return LinearProbe(
+        measured=measure(named, test[0].labelled(), references, len(names), ridges.metric),
+        weight=selected[0] if len(selected) == 1 else ridges.best(),
+        weights=tuple(scores) or selected,
+        held_out=tuple(scores.values()),
+        classes=len(names),
+        images=(len(ridges.values) - (choosing if halves is None else 0), choosing, len(values)),
+        residual=max(classifier.residual for classifier in fitted.values()),
+        cut_off=any(classifier.cut_off for classifier in fitted.values()),
+        chosen_on=chosen_on if scores else "none",
+        chosen_on_images=choosing,
+        weight_by_half=selected if len(selected) > 1 else (),
+    )
 
 
 def linear_probe(
@@ -345,8 +335,8 @@ def linear_probe(
     if isinstance(choose, str) and choose not in ("halves", "nothing"):
         raise BadInput(f"choose = {choose!r}: give features, 'halves', 'nothing' or None")
     others = [features for features in (test, choose) if isinstance(features, Features)]
+    references, held_out, halves, on = train.labelled().labels, None, None, "held-out"
     (train, numbered, *chosen), classes, names = prepare(train, others, classes)
-    tested, held_out, halves, on = Tested(test, numbered, classes, names), None, None, "held-out"
     if chosen:
         held_out = torch.arange(len(train) + len(chosen[0])) >= len(train)
         train = train.and_also(chosen[0])
@@ -356,10 +346,10 @@ def linear_probe(
         held_out, on = draw_choosing(train.labels.cpu(), share, seed), f"{share:.0%} of training"
     dtype = torch.float32 if tolerance is None else torch.float64
     ridges = Ridges(train.values, targets_of(train, classes), device, dtype=dtype)
-    ridges.compare(weights, held_out, None if halves is None else (tested.values, tested.targets))
+    ridges.compare(weights, held_out, None if halves is None else (numbered.values, targets_of(numbered, classes)))
     is_halved = halves is not None and bool(ridges.said)
     selected = (ridges.best(~halves), ridges.best(halves)) if halves is not None and is_halved else (ridges.best(),)
-    return tested.probe(ridges, selected, tolerance, on, halves)
+    return ask_ridges(ridges, selected, tolerance, (test, numbered), references, names, on, halves)
 
 
 def transfer(
@@ -380,6 +370,7 @@ def transfer(
     keeps the first best. The problem is convex, so a descending path finds the same optima. Images with several labels,
     of `classes` classes, have a regression per class and are judged by mean average precision.
     """
+    references = torch.cat([part.labelled().labels for part in (train, validation)])
     (train, numbered, validation), classes, names = prepare(train, (test, validation), classes)
     both, count = train.and_also(validation), len(train)
     ridges = Ridges(both.values, targets_of(both, classes), device, metric, scales=False)
@@ -395,4 +386,4 @@ def transfer(
         ridges.add(solve(problem, weight, ridges.starts[weight], memory=memory, tolerance=tolerance), rows)
     scores = ridges.scores()
     best = min(candidates, key=lambda weight: (-scores[weight], weight))
-    return Tested(test, numbered, classes, names).probe(ridges, (best,), tolerance, "held-out")
+    return ask_ridges(ridges, (best,), tolerance, (test, numbered), references, names, "held-out")

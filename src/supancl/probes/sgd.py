@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from supancl.errors import BadInput
+from supancl.probes.answers import measure
 from supancl.probes.features import Features
-from supancl.probes.linear import ProbeResult, Tested, prepare, quality
+from supancl.probes.linear import ProbeResult, prepare
 from supancl.reporter import track
 
 EpochOfBatches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]
@@ -70,9 +72,10 @@ def sgd_probe(
     after the last epoch.
     """
     test, names = test.labelled(), torch.arange(classes)
-    numbered = test
+    references = names
     if isinstance(train, Features):
-        (train, numbered), classes, names = prepare(train, (test,), None)
+        references = train.labelled().labels
+        (train, _), classes, names = prepare(train, (test,), None)
         train = shuffle_epochs(Features(*(part.to(device) for part in train)), batch_size, seed)
     layer = linear_layer(test.values.shape[1], classes, seed).to(device)
     optimizer = torch.optim.SGD(layer.parameters(), lr=lr * batch_size / 256, momentum=momentum)
@@ -94,16 +97,9 @@ def sgd_probe(
     with torch.no_grad():
         chunks = test.values.split(8192)
         said = torch.cat([layer(chunk.to(device, torch.float32)).argmax(1).cpu() for chunk in chunks])
-    found = Tested(test, numbered, classes, names).named(said)
-    return SgdProbe(
-        accuracy=quality(found["answers"], found["targets"]),
-        losses=tuple(losses),
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        classes=classes,
-        **found,
-    )
+    measured = measure(names.cpu()[said], test, references)
+    settings: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "classes": classes}
+    return SgdProbe(measured=measured, losses=tuple(losses), **settings)
 
 
 def linear_accuracy(fit: Features, test: Features, regularization: float = 1.0) -> float:

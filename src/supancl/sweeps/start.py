@@ -24,6 +24,7 @@ from supancl.evaluation import FineTune
 from supancl.evaluation.encoder import EvaluationOptions, open_evaluated_encoder
 from supancl.evaluation.finetune import choose_lr, predict, train_classifier
 from supancl.probes import linear_probe
+from supancl.probes.answers import Answers
 from supancl.reporter import say
 from supancl.reports.verdict import read_record
 from supancl.stats import wilson_interval
@@ -74,9 +75,9 @@ def compare_with_start(sweep: Sweep, name: str, start: str) -> Result:
         """By a linear classifier; each half of the held-out images chooses the ridge for the other."""
         opened = open_evaluated_encoder(location, options)
         fit, tested = (opened.features(split) for split in (data.train, data.held_out))
-        correct = linear_probe(fit, tested, "halves", device=options.device).is_correct
-        assert correct is not None
-        return correct
+        measured = linear_probe(fit, tested, "halves", device=options.device).measured
+        assert isinstance(measured, Answers)
+        return measured.is_correct
 
     def fine_tuned(seed: int) -> Tensor:
         model = train_classifier(evaluated, train, classes, lr, replace(FineTune(), seed=seed))
