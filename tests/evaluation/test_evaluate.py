@@ -90,7 +90,7 @@ def test_transfer_of_several_encoders_is_one_table(place, capsys):
     assert rows[1]["scores"]["x"]["mean"] == accuracies[2]
 
 
-@pytest.mark.parametrize("form", ["csv", "json", "latex", "markdown"])
+@pytest.mark.parametrize("form", ["csv", "json", "markdown"])
 def test_a_table_of_another_format_is_nothing_else(form, place, capsys):
     words = "evaluate fewshot run0 other --data x.npz --shots 1 --ways 3 --episodes 9 --format"
     said = supancl(capsys, *words.split(), form)
@@ -101,8 +101,6 @@ def test_a_table_of_another_format_is_nothing_else(form, place, capsys):
         assert len(rows) == 3
     elif form == "json":
         assert set(json.loads(said.out)) == {"fewshot 3w1s"}
-    elif form == "latex":
-        assert said.out.startswith(r"\begin{tabular}")
     else:
         assert said.out.startswith("**fewshot 3w1s**\n\n| Encoder | x | Avg. rank |\n| --- | ---: | ---: |\n")
 

@@ -1,21 +1,18 @@
 """The encoder that is evaluated, and on which images: none that it was trained on."""
 
-import numpy as np
 import pytest
 import torch
 
-from supancl.data.opening import from_arrays, open_data
+from supancl.data.opening import from_arrays
 from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
 from supancl.evaluation.data import data_for, few_shot_split, open_evaluation_data, read_source, spec_for, three_splits
 from tests.evaluation.made import (
     bright,
-    knn,
     run_folder,
     source,
     subject,
 )
-from tests.files import archive
 
 CPU = torch.device("cpu")
 
@@ -72,16 +69,3 @@ def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
 
 
 # --- images that were trained on --------------------------------------------------------------------------------------
-
-
-def test_images_that_a_run_held_out_are_not_trained_on(tmp_path):
-    images, labels = bright(60)
-    own = archive(tmp_path / "own.npz", train_images=images, train_labels=labels)
-    folder = run_folder(tmp_path / "run", source=str(own), described=True)
-    data = open_data(DataSpec(source=str(own)), 1)
-    (folder / "content.npz").write_bytes(data.content.to_bytes())
-    for name, split, overlaps in (("train", data.train, True), ("held-out", data.held_out, False)):
-        pixels = split.batch(torch.arange(len(split))).pixels[:, 0].numpy()
-        test = {"test_images": pixels, "test_labels": split.labels.numpy()}
-        copy = archive(tmp_path / f"{name}.npz", train_labels=np.arange(20) % 3, **test)
-        assert knn(subject(folder), str(copy), k=(1,))["overlaps_training"] == overlaps

@@ -1,7 +1,6 @@
 """k-NN in every way it may be chunked, stored and measured, against a full sort."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,15 +83,6 @@ def test_leave_one_out_is_a_search_among_the_others(metric: str) -> None:
     everyone = neighbours(known, known.values, 1000, metric, leave_one_out=True)
     assert everyone.rows.shape == (len(known.labels), len(known.labels) - 1)
     assert torch.isfinite(everyone.similarity).all()
-
-
-def test_references_in_half_precision_on_disk_are_read_by_the_chunk(tmp_path: Path) -> None:
-    reference, queries = blobs(100), blobs(40, seed=1)
-    np.save(tmp_path / "half.npy", reference.values.numpy().astype(np.float16))
-    mapped = torch.from_numpy(np.load(tmp_path / "half.npy", mmap_mode="r+"))
-    rounded = Features(reference.values.half().float(), reference.labels)
-    found = neighbours(Features(mapped, reference.labels), queries.values, 5, reference_chunk=17)
-    assert torch.equal(found.rows, neighbours(rounded, queries.values, 5).rows)
 
 
 def test_votes_of_many_classes_are_counted_for_some_images_at_a_time(monkeypatch) -> None:

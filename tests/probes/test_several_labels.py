@@ -101,30 +101,19 @@ WEIGHTS = (0.01, 1.0, 30.0, 1000.0)
 
 
 def test_the_linear_scores_are_those_of_the_best_ridge_on_the_images_that_choose():
-    train, test, choose = several(90), several(60, seed=1), several(50, seed=2)
-    choose.pairs = _fit(choose.pairs, train.pairs)
-    joined = train.and_also(choose)
-    for choosing, fitted in ((choose, joined), (None, train)):
-        found = linear_probe(train, test, choosing, WEIGHTS, classes=CLASSES)
-        held_out = torch.arange(len(joined)) >= 90 if choosing is not None else hold_out(train.labels)
-        values, targets = standardized(fitted)[0], fitted.targets(CLASSES).numpy()
-        held = held_out.numpy()
-        by_weight = [
-            mean_precision(scikit_logits(values[~held], targets[~held], weight, values[held]), targets[held])
-            for weight in WEIGHTS
-        ]
-        assert found.held_out == pytest.approx(by_weight, abs=0.5)
-        assert by_weight[WEIGHTS.index(found.weight)] == pytest.approx(max(by_weight), abs=1e-6)
-        expected = scikit_logits(values, targets, found.weight, standardized(fitted, test)[1])
-        np.testing.assert_allclose(found.measured.scores.numpy(), expected, atol=1e-3)
-        assert found.images == (int((~held).sum()), int(held.sum()), 60)
-        assert found.accuracy == pytest.approx(mean_precision(expected, test.targets(CLASSES).numpy()), abs=0.5)
-
-
-def _fit(pairs: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Pairs with as many columns as others."""
-    padding = torch.tensor([-1.0, 0.0]).expand(len(pairs), max(0, like.shape[1] - pairs.shape[1]), 2)
-    return torch.cat([pairs, padding], 1)[:, : like.shape[1]]
+    train, test = several(90), several(60, seed=1)
+    found, held = linear_probe(train, test, None, WEIGHTS, classes=CLASSES), hold_out(train.labels).numpy()
+    values, targets = standardized(train)[0], train.targets(CLASSES).numpy()
+    by_weight = [
+        mean_precision(scikit_logits(values[~held], targets[~held], weight, values[held]), targets[held])
+        for weight in WEIGHTS
+    ]
+    assert found.held_out == pytest.approx(by_weight, abs=0.5)
+    assert by_weight[WEIGHTS.index(found.weight)] == pytest.approx(max(by_weight), abs=1e-6)
+    expected = scikit_logits(values, targets, found.weight, standardized(train, test)[1])
+    np.testing.assert_allclose(found.measured.scores.numpy(), expected, atol=1e-3)
+    assert found.images == (int((~held).sum()), int(held.sum()), 60)
+    assert found.accuracy == pytest.approx(mean_precision(expected, test.targets(CLASSES).numpy()), abs=0.5)
 
 
 def test_neighbours_divide_their_votes_among_their_classes():
@@ -164,22 +153,9 @@ def test_the_interval_and_the_difference_are_percentiles_over_the_same_draws():
 # --- predicted labels ------------------------------------------------------------------------------------------------
 
 
-def made(count: int, seed: int, classes: int = 4) -> Features:
-    """Features with a direction per class; an image has one or two classes, never the last."""
-    random = np.random.default_rng(seed)
-    pairs = np.full((count, 2, 2), (-1.0, 0.0), np.float32)
-    values = random.normal(0, 1.2, (count, 6))
-    for row in range(count):
-        for place, number in enumerate(random.permutation(classes - 1)[: random.integers(1, 3)]):
-            pairs[row, place] = number, (1.0, 0.5)[place]
-            values[row, number] += 3
-    tensor = torch.from_numpy(pairs)
-    return Features(torch.from_numpy(values).float(), tensor[:, 0, 0].long(), tensor)
-
-
 def test_the_probability_of_knn_is_the_part_of_votes_for_images_with_the_class():
-    references, queries = made(50, 0), made(7, 1)
-    found = KnnClassifier(references, 4, 5).logits(queries.values).sigmoid()
+    references, queries = several(50), several(7, seed=1)
+    found = KnnClassifier(references, CLASSES, 5).logits(queries.values).sigmoid()
     unit = [torch.nn.functional.normalize(part.values.double(), dim=1) for part in (references, queries)]
     has = references.targets(4).numpy()
     for row in range(7):
@@ -192,8 +168,7 @@ def test_the_probability_of_knn_is_the_part_of_votes_for_images_with_the_class()
 
 
 def test_the_mean_f1_is_scikit_learns():
-    held_out = made(160, 2)
-    targets = held_out.targets(4)
+    targets = several(160).targets(CLASSES)
     scores = torch.from_numpy(np.random.default_rng(0).uniform(0, 0.6, (160, 4))).float() + 0.35 * targets
     order = scores.sort(dim=1, descending=True)
     listed = (scores >= 0.5).numpy()
@@ -216,14 +191,13 @@ def test_platts_scaling_is_scikit_learns():
 
 
 def test_a_class_without_a_reference_is_never_listed_and_probabilities_are_frequencies():
-    train, test = made(400, 4), made(300, 5)
-    classifier, ridge = fit_linear_classifier(train, made(0, 0), 4)
+    train, test = several(400), several(300, seed=5)
+    classifier, ridge = fit_linear_classifier(train, train.take(torch.arange(0)), CLASSES + 1)
     assert ridge["ridge_chosen_on"] == "none"
     logits = classifier.logits(test.values)
-    temperature = Calibration(logits[:, :3], test.targets(4)[:, :3]).temperature
+    temperature = Calibration(logits[:, :-1], test.targets(CLASSES)).temperature
     assert 0.5 < temperature < 2
     probability = (logits / temperature).sigmoid()
-    assert float(probability[:, 3].max()) == 0
-    assert probability[:, :3].mean(0).tolist() == pytest.approx(
-        test.targets(4)[:, :3].double().mean(0).tolist(), abs=0.05
-    )
+    assert float(probability[:, -1].max()) == 0
+    frequency = test.targets(CLASSES).double().mean(0)
+    assert probability[:, :-1].mean(0).tolist() == pytest.approx(frequency.tolist(), abs=0.07)
