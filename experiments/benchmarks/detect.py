@@ -40,7 +40,6 @@ from supancl.detection.scenes import Batches, DetectData, Scenes, make_scene, op
 from supancl.detection.train import Training
 from supancl.distributed.ranks import autocast_for
 
-NORMALIZATION = EncoderSpec()
 CLASSES = 20
 Step = Callable[[int], None]
 
@@ -147,13 +146,10 @@ def reference_step(spec: DetectSpec, batches: Batches, precision: str, name: str
 # --- ours
 
 
-def our_step(
-    spec: DetectSpec, batches: Batches, precision: str, name: str, classes: int, channels_last: bool = True
-) -> Step:
+def our_step(spec: DetectSpec, batches: Batches, name: str, classes: int, channels_last: bool = True) -> Step:
     torch.manual_seed(0)
-    training = Training(
-        build_detector(getattr(resnet, name)(), spec, classes, NORMALIZATION), batches.device, precision
-    )
+    names = tuple(f"class {i:02d}" for i in range(classes))
+    training = Training(build_detector(EncoderSpec(name).build(), spec, names), batches.device)
     if not channels_last:
         training.detector.to(memory_format=torch.contiguous_format)
 
@@ -218,6 +214,7 @@ def one(arch: str, scenes: Scenes, args: argparse.Namespace, device: torch.devic
         "warmup": 0,
         "steps": [],
         "workers": args.workers,
+        "precision": precision,
     }
     if args.quick:
         overrides |= {"rpn_train": [200, 50], "roi_batch": 16}
@@ -234,10 +231,10 @@ def one(arch: str, scenes: Scenes, args: argparse.Namespace, device: torch.devic
 
     makers: dict[str, Callable[[], Step]] = {
         "torchvision": lambda: reference_step(spec, fresh(), precision, args.encoder, classes),
-        "supancl": lambda: our_step(spec, fresh(), precision, args.encoder, classes),
+        "supancl": lambda: our_step(spec, fresh(), args.encoder, classes),
     }
     if device.type == "cuda":
-        makers["supancl, not channels-last"] = lambda: our_step(spec, fresh(), precision, args.encoder, classes, False)
+        makers["supancl, not channels-last"] = lambda: our_step(spec, fresh(), args.encoder, classes, False)
     try:
         return measured(makers, args, device)
     finally:

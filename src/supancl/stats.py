@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -52,14 +52,16 @@ NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(0.975)
 # --- seeds ------------------------------------------------------------------------------------------------------------
 
 
-def seed_stats(values: Sequence[float], mean: Callable[[Sequence[float]], float] = statistics.fmean) -> SeedStats:
+def seed_stats(values: Sequence[float]) -> SeedStats:
     """Mean and standard deviation; the deviation is nan for one value or if a value is nan.
 
     >>> seed_stats([70.0, 71.0, 72.0]), seed_stats([70.0]), seed_stats([])
     (SeedStats(mean=71.0, sd=1.0), SeedStats(mean=70.0, sd=nan), SeedStats(mean=nan, sd=nan))
     """
     has_deviation = len(values) > 1 and not any(math.isnan(value) for value in values)
-    return SeedStats(mean(values) if values else math.nan, statistics.stdev(values) if has_deviation else math.nan)
+    return SeedStats(
+        statistics.fmean(values) if values else math.nan, statistics.stdev(values) if has_deviation else math.nan
+    )
 
 
 def seed_stats_numpy(values: Sequence[float]) -> SeedStats:

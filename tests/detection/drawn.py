@@ -15,7 +15,7 @@ from torch import nn
 from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock
 
-from supancl.core.encoders import BUILDERS, EncoderSpec
+from supancl.core.encoders import BUILDERS, Encoder, EncoderSpec
 from supancl.runs.encoder_file import save_encoder
 
 SIDE = 96
@@ -112,6 +112,12 @@ def narrow_resnet18() -> Iterator[None]:
 
     with mock.patch.dict(BUILDERS, {"resnet18": build}):
         yield
+
+
+def tiny_encoder(seed: int = 0) -> Encoder:
+    torch.manual_seed(seed)
+    with narrow_resnet18():
+        return EncoderSpec("resnet18", mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)).build()
 
 
 @contextmanager

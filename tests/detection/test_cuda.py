@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from supancl.core.encoders import EncoderSpec
 from supancl.detection import detect_spec
 from supancl.detection.model import build_detector, load_detector
 from supancl.detection.scenes import Batches, DetectData, prepare_for_training, read_voc
@@ -14,11 +13,10 @@ from supancl.detection.test import detect
 from supancl.detection.train import Training, train_detector
 from supancl.distributed.ranks import autocast_for
 
-from .drawn import TINY, tiny_resnet, write_voc
+from .drawn import TINY, tiny_encoder, write_voc
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
-NORMALIZATION = EncoderSpec(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 # as many as there are: the sampling of anchors and regions, which devices draw differently, has then nothing to choose
 ALL = {"rpn_batch": 1000, "roi_batch": 1000}
 
@@ -32,8 +30,7 @@ def losses(root, device, precision, arch="c4"):
     scenes = prepare_for_training(read_voc(root, (("2012", "train"),)), True, False, 1)
     more = {"anchor_sizes": [16, 24, 40, 64, 96], "pool": 7} if arch == "fpn" else {}
     spec = detect_spec(arch, {**TINY, **ALL, **more, "flip": 0.0, "device": device})
-    torch.manual_seed(0)
-    training = Training(build_detector(tiny_resnet(), spec, 2, NORMALIZATION), torch.device(device), precision)
+    training = Training(build_detector(tiny_encoder(), spec, ("disc", "square")), torch.device(device))
     with Batches(scenes, spec, training.device, 1) as batches:
         images, targets = batches(0)
         with autocast_for(training.device, precision):

@@ -11,6 +11,7 @@ from supancl.detection.scenes import (
     DetectData,
     flip_boxes,
     open_scenes,
+    open_split,
     prepare_for_training,
     read_coco,
     read_voc,
@@ -18,7 +19,7 @@ from supancl.detection.scenes import (
 from supancl.errors import BadInput
 from tests.files import mentions
 
-from .drawn import SIDE, TINY, annotation, scene, write_coco, write_voc
+from .drawn import SIDE, TINY, annotation, write_coco, write_voc
 
 LIST = (("2012", "train"),)
 ONE = [("disc", 10.0, 20.0, 40.0, 60.0)]
@@ -26,19 +27,6 @@ ONE = [("disc", 10.0, 20.0, 40.0, 60.0)]
 
 def rewrite(folder, text, seed=0):
     (folder / "Annotations" / f"{seed:06d}.xml").write_text(text)
-
-
-def test_voc_boxes_become_coordinates_from_zero(tmp_path):
-    write_voc(tmp_path, {"train": [0, 1]}, difficult=[1])
-    scenes = read_voc(tmp_path, LIST)
-    assert scenes.classes == ("disc", "square")
-    for seed, found in enumerate(scenes.scenes):
-        _, boxes = scene(seed)
-        assert found.boxes.tolist() == [list(box[1:]) for box in boxes]
-        assert [scenes.classes[label] for label in found.labels.tolist()] == [box[0] for box in boxes]
-        assert found.difficult.tolist() == [False, True]
-        assert not found.crowd.any()
-    assert scenes.image(0).shape == (3, SIDE, SIDE)
 
 
 def test_the_union_of_both_years_is_tested_on_the_earlier(tmp_path):
@@ -83,9 +71,9 @@ def test_a_missing_image_is_named_before_any_work(tmp_path):
     folder, file = write_voc(tmp_path, {"train": [0, 1, 2]}), write_coco(tmp_path / "a.json", [0, 1, 2])
     (folder / "JPEGImages" / "000001.jpg").unlink()
     with pytest.raises(BadInput, match=mentions("000001.jpg")):
-        read_voc(tmp_path, LIST)
+        open_split(DetectData(str(tmp_path), "2012"), "train")
     with pytest.raises(BadInput, match=mentions("a.json")):
-        read_coco(file, str(tmp_path / "elsewhere"))
+        open_split(DetectData(str(file), images=str(tmp_path / "elsewhere")), "train")
 
 
 def test_what_is_trained_on(tmp_path):

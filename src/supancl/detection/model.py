@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +35,13 @@ STRIDE = 16  # of res4
 FPN_WIDTH, FPN_HIDDEN = 256, 1024  # torchvision's
 
 
-def open_body(text: str, seed: int = 0) -> tuple[ResNet, EncoderSpec]:
-    """A copy of the ResNet that ENCODER names: random:NAME, or anything the evaluation commands take."""
-    if text.startswith("random:"):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            encoder = EncoderSpec(text.removeprefix("random:")).build()
-    else:
-        encoder = open_encoder(text)
-    return copy_resnet(encoder), encoder.spec
-
-
-def absolute_encoder_name(text: str) -> str:
-    """The encoder's name with its path made absolute, also after an @."""
-    name, separator, file = text.partition("@")
-    if Path(text).exists():
-        return str(Path(text).resolve())
-    return f"{name}@{Path(file).resolve()}" if separator and Path(file).exists() else text
+def open_start(text: str, seed: int = 0) -> Encoder:
+    """The encoder that ENCODER names: random:NAME, or anything the evaluation commands take."""
+    if not text.startswith("random:"):
+        return open_encoder(text)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return EncoderSpec(text.removeprefix("random:")).build()
 
 
 def copy_resnet(encoder: Encoder) -> ResNet:
@@ -88,9 +77,9 @@ def _as_torchvision_resnet(body: nn.Module) -> ResNet | None:
 class Detector(GeneralizedRCNN):  # type: ignore[misc]
     """torchvision's two-stage detector, with frozen stages and another image size for testing."""
 
-    def __init__(self, components: Sequence[nn.Module], spec: DetectSpec) -> None:
-        super().__init__(*components)
-        self.spec = spec
+    def __init__(self, encoder: Encoder, spec: DetectSpec, classes: tuple[str, ...]) -> None:
+        super().__init__(*_components(copy_resnet(encoder), spec, len(classes), encoder.spec))
+        self.spec, self.classes, self.encoder = spec, classes, encoder.spec
         for stage in self.frozen_stages():
             stage.requires_grad_(False)
 
@@ -121,17 +110,11 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
         ]
 
 
-def build_detector(body: ResNet, spec: DetectSpec, classes: int, encoder: EncoderSpec) -> Detector:
-    """A detector around `body` (not a copy); `spec.seed` initialises the new layers and leaves the global seed alone.
-
-    In a process group the batch norms are synchronised; in one process that makes no difference.
-    """
+def build_detector(encoder: Encoder, spec: DetectSpec, classes: tuple[str, ...]) -> Detector:
+    """A detector around a copy of the encoder; `spec.seed` initialises the new layers and leaves the global seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
-        detector = Detector(_components(body, spec, classes, encoder), spec)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return nn.SyncBatchNorm.convert_sync_batchnorm(detector)  # type: ignore[no-any-return]
-    return detector
+        return Detector(encoder, spec, classes)
 
 
 def move_to_device(detector: Detector, device: torch.device) -> Detector:
@@ -241,25 +224,15 @@ def _components(body: ResNet, spec: DetectSpec, classes: int, encoder: EncoderSp
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LoadedDetector:
-    """A detector in eval mode, its encoder's spec and its class names."""
-
-    detector: Detector
-    encoder: EncoderSpec
-    classes: tuple[str, ...]
-
-
-def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes: tuple[str, ...]) -> None:
-    weights = {name: value.detach().cpu().clone() for name, value in detector.state_dict().items()}
+def save_detector(path: Path, detector: Detector) -> None:
     metadata = {
         "schema_version": str(SCHEMA_VERSION), "kind": "detector", "spec": json.dumps(to_json(detector.spec)),
-        "encoder": json.dumps(to_json(encoder)), "classes": json.dumps(classes),
+        "encoder": json.dumps(to_json(detector.encoder)), "classes": json.dumps(detector.classes),
     }  # fmt: skip
-    save_safetensors(path, weights, metadata)
+    save_safetensors(path, detector.state_dict(), metadata)
 
 
-def load_detector(path: Path | str) -> LoadedDetector:
+def load_detector(path: Path | str) -> Detector:
     """The detector of a run of `supancl detect train`, or of a detector.safetensors, in eval mode."""
     file = Path(path) / "detector.safetensors" if Path(path).is_dir() else Path(path)
     if not file.exists():
@@ -272,11 +245,11 @@ def load_detector(path: Path | str) -> LoadedDetector:
         encoder = from_json(EncoderSpec, parse_json(metadata["encoder"]), "encoder")
         classes = tuple(map(str, parse_json(metadata["classes"])))
         with torch.device("meta"):  # without memory: the description may claim anything
-            skeleton = build_detector(copy_resnet(encoder.build()), spec, len(classes), encoder)
+            skeleton = build_detector(encoder.build(), spec, classes)
         if {name: value.shape for name, value in skeleton.state_dict().items()} != shapes:
             raise ValueError("its tensors do not fit its description")
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{file}: not a detector of supancl ({error}); train one with supancl detect train") from None
-    detector = build_detector(copy_resnet(encoder.build()), spec, len(classes), encoder)
+    detector = build_detector(encoder.build(), spec, classes)
     detector.load_state_dict(read_safetensors(file)[0])
-    return LoadedDetector(detector.eval(), encoder, classes)
+    return detector.train(False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,8 +28,9 @@ from supancl.reporter import warn
 Batch = tuple[list[Tensor], list[dict[str, Tensor]]]
 FLIP_STREAM = 5  # of random numbers
 MAX_ANNOTATION_BYTES = 2**31  # of a COCO JSON: those of large data sets have about a gigabyte
+Year = Literal["07+12", "2007", "2012"]
 # year -> lists of images to train on and to test on: (year, name of the list)
-YEARS = {
+YEARS: dict[Year, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
     "07+12": ([("2007", "trainval"), ("2012", "trainval")], [("2007", "test")]),
     "2007": ([("2007", "trainval")], [("2007", "test")]),
     "2012": ([("2012", "train")], [("2012", "val")]),  # the annotations of its test set were never published
@@ -124,14 +125,6 @@ def make_scene(
     return Scene(path, height, width, cut.float(), torch.tensor(labels, dtype=torch.long).reshape(-1), *marks)
 
 
-def check_images(scenes: Scenes) -> Scenes:
-    """Refuse missing images before training: a test image would otherwise be missed only after the last step."""
-    missing = [scene.path for scene in scenes.scenes if not scene.path.is_file()]
-    if missing:
-        raise BadInput(f"{scenes.location}: images missing: {len(missing)} of {len(scenes)}, such as {missing[0]}")
-    return scenes
-
-
 def prepare_for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:
     """Drop crowds and, unless they are wanted, difficult boxes and images without a box."""
     selected = [scene.select(~scene.crowd & (~scene.difficult | train_difficult)) for scene in scenes.scenes]
@@ -174,7 +167,7 @@ class DetectData:
     """
 
     root: str
-    year: str = "07+12"
+    year: Year = "07+12"
     test: str = ""
     images: str = ""
 
@@ -183,30 +176,32 @@ def open_scenes(data: DetectData) -> tuple[Scenes, Scenes]:
     """The training and the test images, under one list of class names."""
     if Path(data.root).is_file() and not data.test:
         raise BadInput(f"{data.root} is the training set; give the test set with test FILE.json")
-    train, test = (read() for read in _readers(data))
+    train, test = open_split(data, "train"), open_split(data, "test")
     names = tuple(sorted({*train.classes, *test.classes}))
     if shared := len({scene.path for scene in train.scenes} & {scene.path for scene in test.scenes}):
         warn(f"test images that are trained on: {shared} of {len(test)}; the scores do not measure new images")
     return relabelled(train, names), relabelled(test, names)
 
 
-def open_test(data: DetectData) -> Scenes:
-    """The test images alone; a single COCO JSON is taken as the test set."""
-    return _readers(data)[1]()
-
-
-def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scenes]]:
-    """Functions that read the training and the test images."""
-    root = Path(data.root)
-    if not root.exists() or data.year not in YEARS:
-        raise BadInput(f"{root}, year {data.year}: give a VOC root or COCO JSON, and a year of {', '.join(YEARS)}")
-    if root.is_file():
-        train = test = partial(read_coco, root, data.images)
+def open_split(data: DetectData, split: Literal["train", "test"]) -> Scenes:
+    """The images of one split; a single COCO JSON has but one."""
+    root, is_test = Path(data.root), split == "test"
+    if is_test and data.test:
+        scenes = read_coco(Path(data.test), data.images)
+    elif root.is_file():
+        scenes = read_coco(root, data.images)
     elif any(root.glob("annotations/instances_*.json")):
-        train, test = (partial(_read_coco_folder, data, name) for name in ("train", "val"))
+        name = "val" if is_test else "train"
+        files = sorted(root.glob(f"annotations/instances_{name}*.json"))
+        if not files:
+            raise BadInput(f"{root}/annotations lacks instances_{name}*.json; name a test set")
+        scenes = read_coco(files[-1], data.images or str(root / files[-1].stem.removeprefix("instances_")))
     else:
-        train, test = (partial(read_voc, root, lists) for lists in YEARS[data.year])
-    return train, partial(read_coco, Path(data.test), data.images) if data.test else test
+        scenes = read_voc(root, YEARS[data.year][is_test])
+    missing = [scene.path for scene in scenes.scenes if not scene.path.is_file()]
+    if missing:  # found out now, and not after the last step of a training
+        raise BadInput(f"{scenes.location}: images missing: {len(missing)} of {len(scenes)}, such as {missing[0]}")
+    return scenes
 
 
 def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
@@ -234,15 +229,7 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
         )
         for (folder, name), annotation in zip(entries, annotations, strict=True)
     )
-    return check_images(Scenes(scenes, classes, ", ".join(f"VOC{year} {name}" for year, name in lists) + f" in {root}"))
-
-
-def _read_coco_folder(data: DetectData, name: str) -> Scenes:
-    """Read annotations/instances_NAME*.json of COCO's folder, with the images in the folder of that name."""
-    files = sorted(Path(data.root).glob(f"annotations/instances_{name}*.json"))
-    if not files:
-        raise BadInput(f"{data.root}/annotations lacks instances_{name}*.json; name a test set")
-    return read_coco(files[-1], data.images or str(Path(data.root) / files[-1].stem.removeprefix("instances_")))
+    return Scenes(scenes, classes, ", ".join(f"VOC{year} {name}" for year, name in lists) + f" in {root}")
 
 
 def read_coco(file: Path, images: str = "") -> Scenes:
@@ -269,7 +256,7 @@ def read_coco(file: Path, images: str = "") -> Scenes:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{file}: not a COCO annotation file ({type(error).__name__}: {error})") from None
-    return check_images(Scenes(scenes, classes, str(file)))
+    return Scenes(scenes, classes, str(file))
 
 
 def _index_by_id(entries: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:

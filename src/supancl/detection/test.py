@@ -96,8 +96,6 @@ def coco_scores(scenes: Scenes, detections: Sequence[Detections]) -> dict[str, A
     inside one is ignored. Difficult boxes follow VOC: a missed one does not count, and all detections that match one
     by IoU are ignored.
     """
-    if len(detections) != len(scenes):
-        raise BadInput(f"{scenes.location}: results: {len(detections)}, images: {len(scenes)}; give one for each")
     boxes, classes = [scene.boxes for scene in scenes.scenes], [scene.labels for scene in scenes.scenes]
     ignored = [(scene.difficult | scene.crowd).int() for scene in scenes.scenes]
     found = [[getattr(each, name) for each in detections] for name in ("boxes", "labels", "scores")]
@@ -118,6 +116,10 @@ def coco_scores(scenes: Scenes, detections: Sequence[Detections]) -> dict[str, A
         "detections": sum(len(detected.scores) for detected in detections),
     }
     return result
+
+
+def percent(score: float | None) -> str:
+    return "-" if score is None else f"{score:.2f}"
 
 
 def coco_evaluator() -> Any:

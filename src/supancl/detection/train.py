@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from supancl.config import AUTOMATIC, fields_marked, flattened, from_json, to_json
+from supancl.config import flattened, from_json, to_json
 from supancl.data.order import derive_seed
 from supancl.detection import DetectSpec, detect_spec, learning_rate
-from supancl.detection.model import (
-    Detector,
-    absolute_encoder_name,
-    build_detector,
-    move_to_device,
-    open_body,
-    save_detector,
-)
+from supancl.detection.model import Detector, build_detector, move_to_device, open_start, save_detector
 from supancl.detection.scenes import (
     Batches,
     DetectData,
@@ -33,7 +21,15 @@ from supancl.detection.scenes import (
     prepare_for_testing,
     prepare_for_training,
 )
-from supancl.detection.test import SCORES, Detections, coco_evaluator, coco_scores, detect, recompute_norm_statistics
+from supancl.detection.test import (
+    SCORES,
+    Detections,
+    coco_evaluator,
+    coco_scores,
+    detect,
+    percent,
+    recompute_norm_statistics,
+)
 from supancl.distributed import require_single_process
 from supancl.distributed.ranks import auto_precision, autocast_for, pick_device
 from supancl.errors import BadInput, NonFinite
@@ -43,9 +39,8 @@ from supancl.files import read_sealed_json, write_sealed_json
 from supancl.reporter import Reporter
 from supancl.runs.encoder_file import SCHEMA_VERSION
 from supancl.runs.folder import RunFolder
-from supancl.runs.importing import open_encoder
+from supancl.runs.importing import absolute_start
 from supancl.runs.provenance import commit, versions
-from supancl.stats import seed_stats
 from supancl.training.loop import Loop, load_state_to_resume
 
 STEP_STREAM = 7  # of random numbers, for sizes and regions
@@ -63,6 +58,17 @@ class DetectFolder(RunFolder):
         content = {"schema_version": SCHEMA_VERSION, **settings, "versions": versions(), "commit": commit()}
         write_sealed_json(self.recipe_file, to_json(content))
 
+    def check_same(self, settings: dict[str, Any]) -> None:
+        """Refuse to continue a run with other settings, weights or images than it began with."""
+        saved, now = self.read_settings()[3], to_json(settings)
+        names = ("encoder", "weights", "training_images", "test_images")
+        before = saved["spec"] | {name: saved.get(name) for name in names}
+        for name, value in (now["spec"] | {name: now[name] for name in names}).items():
+            if before.get(name, value) != value:
+                raise BadInput(
+                    f"{name} was {before[name]} in {self.recipe_file}, is {value}; restore it, or start another run"
+                )
+
     def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
         """The spec, the data, the name of the encoder, and all of detect.json."""
         try:
@@ -74,11 +80,9 @@ class DetectFolder(RunFolder):
             raise BadInput(f"{self.recipe_file}: not the settings of a detector's run ({error}); restore it") from None
 
 
-@dataclass(frozen=True, eq=False)
-class DetectRun:
-    """A finished run: its folder, test scores, logged rows, and its detections in the test images."""
+class DetectRun(NamedTuple):
+    """A finished run: its test scores, logged rows, and its detections in the test images."""
 
-    folder: Path
     scores: dict[str, Any]
     metrics: list[dict[str, Any]]
     test: Scenes
@@ -88,8 +92,8 @@ class DetectRun:
 class Training:
     """Weights, optimizer and step, as saved in checkpoints. Random numbers are a function of seed and step."""
 
-    def __init__(self, detector: Detector, device: torch.device, precision: str) -> None:
-        self.spec, self.device, self.precision = detector.spec, device, precision
+    def __init__(self, detector: Detector, device: torch.device) -> None:
+        self.spec, self.device, self.precision = detector.spec, device, precision_of(detector.spec, device)
         self.detector = move_to_device(detector, device).train()
         self.optimizer = torch.optim.SGD(detector.parameter_groups(), lr=self.spec.lr, momentum=self.spec.momentum)
         self.step = 0
@@ -121,16 +125,9 @@ class Training:
         return means
 
     def state(self) -> dict[str, Any]:
-        return {
-            "kind": "detector",
-            "step": self.step,
-            "detector": self.detector.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        return {"step": self.step, "detector": self.detector.state_dict(), "optimizer": self.optimizer.state_dict()}
 
-    def load(self, state: dict[str, Any], folder: DetectFolder) -> None:
-        if state.get("kind") != "detector":
-            raise BadInput(f"{folder.checkpoints} holds checkpoints of another kind of run; choose another out")
+    def load(self, state: dict[str, Any]) -> None:
         self.detector.load_state_dict(state["detector"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
@@ -140,12 +137,12 @@ def train_detector(
     encoder: str, data: DetectData, spec: DetectSpec, out: Path | str, *, resume: bool = False,
     reporter: Reporter | None = None,
 ) -> DetectRun:  # fmt: skip
-    """Fine-tune a detector from an encoder (see `open_body`), test it, and save everything in `out`."""
+    """Fine-tune a detector from an encoder (see `open_start`), test it, and save everything in `out`."""
     require_single_process("a detector")
-    reporter, encoder = reporter or Reporter(), absolute_encoder_name(encoder)
+    reporter, encoder = reporter or Reporter(), absolute_start(encoder)
     coco_evaluator()  # raises now, not after training, if pycocotools is missing
     device = pick_device(spec.device)
-    body, encoder_spec = open_body(encoder, spec.seed)  # cheap checks first
+    start = open_start(encoder, spec.seed)  # cheap checks first
     folder = DetectFolder(Path(out))
     folder.check_free(resume)
     train, test = open_scenes(data)
@@ -156,21 +153,17 @@ def train_detector(
             "spec": spec,
             "data": data,
             "encoder": encoder,
-            "weights": "" if encoder.startswith("random:") else encoder_key(open_encoder(encoder)),
-            "encoder_spec": encoder_spec,
+            "weights": "" if encoder.startswith("random:") else encoder_key(start),
+            "encoder_spec": start.spec,
             "classes": train.classes,
-            "fingerprint": train.fingerprint(),
-            "test_fingerprint": test.fingerprint(),
-            "train_images": len(train),
-            "test_images": len(test),
+            "training_images": train.fingerprint(),
+            "test_images": test.fingerprint(),
         }
-        detector = build_detector(body, spec, len(train.classes), encoder_spec)
-        training = Training(detector, device, precision_of(spec, device))
-        is_resumed = resume and folder.has_run
-        if is_resumed:
-            check_same_settings(folder, settings)
+        training = Training(build_detector(start, spec, train.classes), device)
+        if folder.has_run:
+            folder.check_same(settings)
             if (state := load_state_to_resume(folder.checkpoints, reporter)) is not None:
-                training.load(state, folder)
+                training.load(state)
                 reporter.note(f"continuing at step {training.step} of {spec.iters}")
         else:
             folder.write_settings(settings)
@@ -182,28 +175,14 @@ def train_detector(
         with DetectLoop(training, train, test, folder, resume, reporter) as loop:
             loop.run()
             scores, detections = loop.measure()
-        save_detector(folder.detector, training.detector, encoder_spec, train.classes)
+        save_detector(folder.detector, training.detector)
         folder.write_evaluation("detect", {**scores, "data": test.location, "iters": spec.iters, "seed": spec.seed})
-        return DetectRun(folder.path, scores, folder.metrics(), test, detections)
+        return DetectRun(scores, folder.metrics(), test, detections)
 
 
 def precision_of(spec: DetectSpec, device: torch.device) -> str:
     """The precision of a run with this recipe on this device."""
     return auto_precision(device) if spec.precision == "auto" else spec.precision
-
-
-def check_same_settings(folder: DetectFolder, settings: dict[str, Any]) -> None:
-    """Refuse to continue a run with other settings, weights or images than it began with."""
-    saved_spec, _, _, saved = folder.read_settings()
-    spec, automatic = settings["spec"], fields_marked(settings["spec"], AUTOMATIC)
-    old, new = ({name: to_json(value) for name, value in flattened(each).items()} for each in (saved_spec, spec))
-    pairs = {name: (old[name], value) for name, value in new.items() if automatic.get(name) != value}
-    for name in ("encoder", "weights", "fingerprint", "test_fingerprint"):
-        pairs[name] = saved.get(name), settings[name]
-    for name, (before, now) in pairs.items():
-        if before is not None and before != now:
-            what = name.replace("test_fingerprint", "the test images").replace("fingerprint", "the training images")
-            raise BadInput(f"{what} was {before} in {folder.recipe_file}, is {now}; restore it, or start another run")
 
 
 class DetectLoop(Loop):
@@ -261,26 +240,11 @@ class DetectLoop(Loop):
         scores = coco_scores(self.test, detections)
         memory = {"peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {}
         self.write({"kind": "test", "step": self.step, **{name: scores[name] for name in SCORES}, **memory})
-        self.reporter.note(f"step {self.step}: {format_scores(scores)}")
+        self.reporter.note(f"step {self.step}: {'  '.join(f'{name} {percent(scores[name])}' for name in SCORES)}")
         return scores | memory, detections
 
 
-def format_scores(scores: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {scores[name]:.2f}" if scores[name] is not None else f"{name} -" for name in SCORES)
-
-
 # --- results ----------------------------------------------------------------------------------------------------------
-
-
-def score_stats(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | int | None]]:
-    """Mean and sample standard deviation of AP, AP50 and AP75 over seeds; one seed has no deviation."""
-    result: dict[str, dict[str, float | int | None]] = {}
-    for name in SCORES:
-        values = [run[name] for run in runs if run[name] is not None]
-        mean, sd = seed_stats(values, statistics.mean)  # not fmean, which rounds differently: results are kept exactly
-        finite = {key: None if math.isnan(value) else value for key, value in (("mean", mean), ("std", sd))}
-        result[name] = {**finite, "n": len(values)}
-    return result
 
 
 # settings in which detectors may differ and still be averaged and ranked together, or that the row names
@@ -292,7 +256,7 @@ FREE_FIELDS = {
 
 def detector_rows(path: Path) -> list[Row]:
     """The scores of the detectors of `supancl detect train` in this very folder: of one, or of one per seed."""
-    seeds = sorted((file.parent for file in path.glob("seed-*/detect.json")), key=lambda f: (len(f.name), f.name))
+    seeds = sorted(file.parent for file in path.glob("seed-*/detect.json"))
     return [row for each in ([path] if DetectFolder(path).has_run else seeds) for row in _rows_of(DetectFolder(each))]
 
 
@@ -301,22 +265,19 @@ def _rows_of(folder: DetectFolder) -> list[Row]:
     file = folder.evaluations / "detect.json"
     try:
         scores = read_sealed_json(file)
-        if not {*SCORES, "classes"} <= scores.keys():
-            raise ValueError
-    except (OSError, ValueError):
+        values = {metric: scores[metric] for metric in ("AP", "AP50")}
+    except (OSError, ValueError, KeyError):
         raise BadInput(f"{file}: no scores of a detector; test it with supancl detect eval {folder.path}") from None
-    usual = flattened(detect_spec(spec.arch))
-    changed = {name: v for name, v in flattened(spec).items() if name not in FREE_FIELDS and v != usual[name]}
-    identity = [changed, settings.get("fingerprint"), settings.get("test_fingerprint")]
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:6]
-    data = Path(str(scores.get("data", ""))).name
+    usual, data = flattened(detect_spec(spec.arch)), Path(str(scores.get("data", ""))).name
+    changed = [f"{name} {v}" for name, v in flattened(spec).items() if name not in FREE_FIELDS and v != usual[name]]
+    images = f"{settings.get('training_images')}, {settings.get('test_images')}"
     detector = (
         f"{spec.arch} detector, {spec.iters} iterations of {spec.batch_size} images, tested on "
-        f"{scores.get('images')} images of {data} (settings {digest}, not the usual ones: {len(changed)})"
+        f"{scores.get('images')} images of {data} (images {images}{'; ' * bool(changed)}{', '.join(changed)})"
     )
     about: dict[str, Any] = {"seed": spec.seed, "digest": str(settings.get("weights") or ""), "name": str(folder.path)}
     return [
-        Row(encoder, data, "detect", metric, scores[metric], {"detector": detector}, **about)
-        for metric in ("AP", "AP50")
-        if isinstance(scores[metric], (int, float))
+        Row(encoder, data, "detect", metric, value, {"detector": detector}, **about)
+        for metric, value in values.items()
+        if isinstance(value, (int, float))
     ]

@@ -208,9 +208,14 @@ def fill_encoder(encoder: Encoder, init: Path | str) -> None:
 
 def describe_init(encoder: Encoder, init: Path | str) -> dict[str, str]:
     """The place of the weights that `encoder` was just filled with, and their digest: the file may change later."""
+    return {"from": absolute_start(init), "digest": _digest(encoder)}
+
+
+def absolute_start(init: Path | str) -> str:
+    """What `open_encoder` takes, with its path made absolute, also after an @."""
     name, separator, file = str(init).partition("@")
     place = f"{name}@{Path(file).resolve()}" if separator else str(init)
-    return {"from": str(Path(init).resolve()) if Path(init).exists() else place, "digest": _digest(encoder)}
+    return str(Path(init).resolve()) if Path(init).exists() else place
 
 
 def load_init(encoder: Encoder, init: dict[str, str]) -> Encoder:

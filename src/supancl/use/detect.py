@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypedDict, Unpack
 
-from supancl.config import replaced
+from supancl.config import from_json, replaced, to_json
 from supancl.errors import BadInput, Interrupted
-from supancl.files import Output, check_no_link, make_folder, write_json, write_sealed_json
+from supancl.files import Output, check_no_link, make_folder, write_sealed_json
 from supancl.recipes.shorthands import parse_set
 from supancl.reporter import current_reporter, report_progress, say, show
 from supancl.reports.tables import plain_table
 from supancl.runs.folder import next_folder
+from supancl.stats import seed_stats
 
 if TYPE_CHECKING:
     from supancl.detection import DetectSpec
@@ -123,87 +122,93 @@ def detect(
         raise BadInput(f"seeds = {seeds}: must be at least 1")
     if resume and out is None:
         raise BadInput("resume continues the run in out; name it")
-    from supancl.detection.train import DetectFolder, score_stats, train_detector
+    from supancl.detection.train import train_detector
     from supancl.reports.pictures import draw_detection_curves, draw_detection_sheet
 
-    folder = Path(out) if out else next_folder("detect")
-    encoder, source, spec = resolve_settings(encoder, {**settings, **parse_set(set)}, folder if resume else None)
-    folders = [folder] if seeds == 1 else [folder / f"seed-{spec.seed + i}" for i in range(seeds)]
-    if any(folder.glob("seed-*/detect.json")) if seeds == 1 else (folder / "detect.json").exists():
-        raise BadInput(f"{folder} holds runs of another number of seeds; choose another out")
-    for path in folders:  # all are checked before the first one starts
-        DetectFolder(path).check_free(resume)
-    runs: dict[str, DetectRun] = {}
-    for number, path in enumerate(folders):
-        seeded_spec = replace(spec, seed=spec.seed + number)
-        try:
-            run = train_detector(encoder, source, seeded_spec, path, resume=resume, reporter=current_reporter())
-        except Interrupted as stop:
-            command = f"supancl detect train --resume --seeds {seeds} --out {shlex.quote(str(folder))}"
-            raise Interrupted(f"{str(stop).partition(';')[0]}; continue with: {command}", stop.signal_number) from None
-        draw_detection_sheet(run.test, run.detections, path / "detections.png")
-        runs[f"seed {seeded_spec.seed}"] = run
-    draw_detection_curves({name: run.metrics for name, run in runs.items()}, folder / "curves.png")
-    result: dict[str, Any] = {
-        "out": str(folder),
-        "encoder": encoder,
-        "runs": {name: run.scores for name, run in runs.items()},
-        "spread": score_stats([run.scores for run in runs.values()]),
-        "pictures": [str(folder / "curves.png"), *(str(path / "detections.png") for path in folders)],
-    }
-    rows = dict(result["runs"])
+    folder, given = Path(out) if out else next_folder("detect"), {**settings, **parse_set(set)}
+    places = [(folder, given)]
     if seeds > 1:
-        write_json(folder / "seeds.json", result)
-        rows |= {key: {name: result["spread"][name][key] for name in SCORES} for key in ("mean", "std")}
-    show_scores(f"{encoder} -> {folder}", "run", rows)
+        first = given.get("seed", 0)
+        places = [(folder / f"seed-{n}", {**given, "seed": n}) for n in range(first, first + seeds)]
+    jobs = [
+        (path, *resolve_settings(encoder, values, path, resume)) for path, values in places
+    ]  # all are checked first
+    runs: dict[str, DetectRun] = {}
+    for path, start, data, spec in jobs:
+        try:
+            run = train_detector(start, data, spec, path, resume=resume, reporter=current_reporter())
+        except Interrupted as stop:
+            if seeds == 1:
+                raise
+            line = f"{str(stop).partition(';')[0]}; repeat the command with --resume"
+            raise Interrupted(line, stop.signal_number) from None
+        draw_detection_sheet(run.test, run.detections, path / "detections.png")
+        runs[f"seed {spec.seed}"] = run
+    draw_detection_curves({name: run.metrics for name, run in runs.items()}, folder / "curves.png")
+    rows = {name: run.scores for name, run in runs.items()}
+    values = {name: [run[name] for run in rows.values() if run[name] is not None] for name in SCORES}
+    spread = {}
+    for name, found in values.items():
+        mean, deviation = seed_stats(found)
+        spread[name] = {"mean": mean, "std": deviation, "n": len(found)}
+    result = {
+        "out": str(folder),
+        "encoder": jobs[0][1],
+        "runs": rows,
+        "spread": spread,
+        "pictures": [str(folder / "curves.png"), *(str(path / "detections.png") for path, *_ in jobs)],
+    }
+    means = {key: {name: spread[name][key] for name in SCORES} for key in ("mean", "std")} if seeds > 1 else {}
+    show_scores(f"{result['encoder']} -> {folder}", "run", {**rows, **means})
     say(f"pictures: {', '.join(result['pictures'])}")
     return result
 
 
-def place_of_data(saved: DetectData | None, given: Mapping[str, Any]) -> DetectData:
-    """The images that are named, or those of a saved run."""
-    from supancl.detection.scenes import DetectData
-
-    paths = {name: str(Path(given[name]).resolve()) for name in ("data", "test", "images") if given.get(name)}
-    if "data" in paths:
-        saved = DetectData(paths.pop("data"))
-    if saved is None:
-        raise BadInput("name the images with data: a VOC root, COCO's folder, or a COCO JSON")
-    return replace(saved, **paths, **({"year": given["year"]} if given.get("year") else {}))
-
-
 def resolve_settings(
-    encoder: str | None, given: dict[str, Any], resumed: Path | None
+    encoder: str | None, given: Mapping[str, Any], out: Path, resume: bool
 ) -> tuple[str, DetectData, DetectSpec]:
-    """Encoder, data and settings; a resumed run has saved ones, which must match what is given."""
+    """Encoder, images and settings: of the run that is resumed, and what is given."""
     from supancl.detection import detect_spec
     from supancl.detection.train import DetectFolder
 
+    folder, given = DetectFolder(out), dict(given)
+    folder.check_free(resume)
     place = {name: given.pop(name) for name in DetectPlace.__annotations__ if name in given}
-    if "freeze" in given:
-        names = given["freeze"].split(",") if isinstance(given["freeze"], str) else given["freeze"]
-        given["freeze"] = [name for name in names if name]
-    # the shorter number first: seed-5 before seed-10
-    candidates = [] if resumed is None else sorted(resumed.glob("seed-*/detect.json"), key=lambda f: (len(str(f)), f))
-    candidates += [] if resumed is None else [resumed / "detect.json"]
-    started = next((file.parent for file in candidates if file.exists()), None)
-    if started is None:
-        if encoder is None:
-            raise BadInput("name an encoder: a run folder, an encoder.safetensors, a checkpoint or random:resnet50")
-        return encoder, place_of_data(None, place), detect_spec("c4", given)
-    spec, data, saved_encoder, _ = DetectFolder(started).read_settings()
-    for name, value in given.items():
-        spec = replaced(spec, name, value)
-    return encoder or saved_encoder, place_of_data(data, place), spec
+    if isinstance(given.get("freeze"), str):
+        given["freeze"] = given["freeze"].split(",") if given["freeze"] else []
+    if folder.has_run:
+        spec, data, saved_encoder, _ = folder.read_settings()
+        for name, value in given.items():
+            spec = replaced(spec, name, value)
+        return encoder or saved_encoder, choose_data(data, place), spec
+    if encoder is None:
+        raise BadInput("name an encoder: a run folder, an encoder.safetensors, a checkpoint or random:resnet50")
+    return encoder, choose_data(None, place), detect_spec("c4", given)
+
+
+def choose_data(saved: DetectData | None, given: Mapping[str, Any]) -> DetectData:
+    """The images that are named, or those of a saved run."""
+    from supancl.detection.scenes import DetectData
+
+    place = {name: value if name == "year" else str(Path(value).resolve()) for name, value in given.items() if value}
+    if "data" in place:
+        place["root"] = place.pop("data")
+    elif saved is None:
+        raise BadInput("name the images with data: a VOC root, COCO's folder, or a COCO JSON")
+    else:
+        place = {**to_json(saved), **place}
+    return from_json(DetectData, place, "")
 
 
 def show_scores(title: str, column: str, rows: Mapping[str, Mapping[str, float | None]]) -> None:
     """Print a table of AP, AP50 and AP75."""
-    texts = [
-        [name, *("-" if (value := row[key]) is None else f"{value:.2f}" for key in SCORES)]
-        for name, row in rows.items()
-    ]
-    show(plain_table(title, [column, *SCORES], texts))
+    from supancl.detection.test import percent
+
+    show(
+        plain_table(
+            title, [column, *SCORES], [[name, *(percent(row[key]) for key in SCORES)] for name, row in rows.items()]
+        )
+    )
 
 
 # --- test -------------------------------------------------------------------------------------------------------------
@@ -236,31 +241,33 @@ def score(
     $ supancl detect eval runs/detect-001 --json scores.json
     """
     from supancl.detection.model import load_detector, move_to_device
-    from supancl.detection.scenes import open_test, prepare_for_testing, relabelled
+    from supancl.detection.scenes import open_split, prepare_for_testing, relabelled
     from supancl.detection.test import coco_evaluator, coco_scores
     from supancl.detection.test import detect as run_detector
-    from supancl.detection.train import DetectFolder, format_scores, precision_of
+    from supancl.detection.train import DetectFolder, precision_of
     from supancl.distributed.ranks import pick_device
     from supancl.reports.pictures import draw_detection_sheet
 
     coco_evaluator()
     saved, on = load_detector(detector), pick_device(device)
     run = DetectFolder(Path(detector) if Path(detector).is_dir() else Path(detector).parent)
-    saved_data = run.read_settings()[1] if run.has_run else None
-    requested = place_of_data(saved_data, place)
-    folder = Path(out) if out else run.path / "evaluate"
+    own = run.read_settings()[1] if run.has_run else None
+    data = choose_data(own, place)
+    folder = Path(out) if out else run.evaluations
     Output(folder, replaces=Path.is_dir).check()
     if not out:
         check_no_link(folder)
-    scenes = open_test(requested)
-    scenes = prepare_for_testing(relabelled(scenes, saved.classes), limit=limit)
-    precision = precision_of(saved.detector.spec, on)
-    detections = run_detector(move_to_device(saved.detector, on), scenes, on, precision, report_progress)
+    scenes = prepare_for_testing(relabelled(open_split(data, "test"), saved.classes), limit=limit)
+    precision = precision_of(saved.spec, on)
+    detections = run_detector(move_to_device(saved, on), scenes, on, precision, report_progress)
     scores = coco_scores(scenes, detections)
     make_folder(folder)
-    name = "detect" if out or (requested == saved_data and not limit) else f"detect-{data_label(requested)}"
+    name = "detect"  # the run's own scores stay
+    if not out and (data != own or limit):
+        path = Path(data.test or data.root)
+        name = f"detect-{path.stem if path.suffix == '.json' else f'{path.name}-{data.year}'}"
     name += f"-{limit}" if limit else ""
-    picture = folder / ("detections.png" if name == "detect" else f"{name}.png")
+    picture, file = folder / f"{name}.png", folder / f"{name}.json"
     draw_detection_sheet(scenes, detections, picture)
     result = {
         **scores,
@@ -268,14 +275,8 @@ def score(
         "detector": str(detector),
         "precision": precision,
         "picture": str(picture),
-        "out": str(folder / f"{name}.json"),
+        "out": str(file),
     }
-    write_sealed_json(folder / f"{name}.json", result)
-    show_scores(f"{scenes.location}: {format_scores(scores)}", "class", scores["classes"])
+    write_sealed_json(file, result)
+    show_scores(scenes.location, "class", {"all": scores, **scores["classes"]})
     return result
-
-
-def data_label(data: DetectData) -> str:
-    """The data's name for a file: voc-2007, or the name of the COCO file."""
-    path = Path(data.test or data.root)
-    return path.stem if path.suffix == ".json" else f"{path.name}-{data.year}"
