@@ -18,7 +18,7 @@ from supancl.cli import main
 from supancl.data.opening import open_data
 from supancl.runs.folder import RunFolder
 from supancl.sweeps import Sweep, runner
-from supancl.sweeps.runner import FAILURE_FILE, default_jobs, open_held_out, train_runs
+from supancl.sweeps.runner import default_jobs, open_held_out, train_runs
 from tests.files import archive, class_folders
 from tests.started import Started
 from tests.tiny import poisoned
@@ -78,7 +78,7 @@ def test_a_run_that_fails_does_not_end_the_others_and_goes_on_when_asked(tmp_pat
     assert begun == []
     assert main([*command, "--retry"]) == 0
     assert begun == ["alpha-0.0-seed-0", "alpha-1.0-seed-0", "alpha-1.0-seed-1"]
-    assert not list(out.glob(f"*/{FAILURE_FILE}"))
+    assert not list(out.glob("*/stopped.json"))
 
 
 def test_a_study_goes_on_without_steps_that_gave_no_numbers_and_keeps_its_finished_runs(tmp_path, monkeypatch) -> None:

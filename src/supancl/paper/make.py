@@ -18,10 +18,9 @@ from supancl.paper.studies import STUDIES, Rows, check_supcon, study_rows, varie
 from supancl.recipes import RECIPES, Recipe
 from supancl.reporter import current_reporter
 from supancl.runs.folder import RunFolder
-from supancl.runs.log import read_end
+from supancl.runs.log import StopCause, read_end
 from supancl.sweeps import Sweep, check_overrides, select_rows
 from supancl.sweeps.runner import (
-    Failure,
     Measurement,
     RunEvaluator,
     RunsFailed,
@@ -64,7 +63,7 @@ class Plan:
             return DONE
         return FAILED if read_failure(self.out / name) is not None else TO_TRAIN
 
-    def notes(self, failed: Mapping[str, Failure]) -> list[str]:
+    def notes(self, failed: Mapping[str, StopCause]) -> list[str]:
         """What the table lacks, and why."""
         texts = [f"no recipe, so no line of ours: {', '.join(self.without_recipe)}"] * bool(self.without_recipe)
         absent = ", ".join(name for name in self.data_sets if name not in self.available)
@@ -150,9 +149,9 @@ def table_rows(
 # --- training and evaluating ------------------------------------------------------------------------------------------
 
 
-def complete(plan: Plan, sweep: Sweep) -> tuple[FilledTable, dict[str, Failure]]:
+def complete(plan: Plan, sweep: Sweep) -> tuple[FilledTable, dict[str, StopCause]]:
     """Train and evaluate what is missing of a table; returns the table and the runs that failed."""
-    failed: dict[str, Failure] = {}
+    failed: dict[str, StopCause] = {}
     for source in dict.fromkeys(recipe.data.source for recipe in plan.runs.values()):
         runs = {name: recipe for name, recipe in plan.runs.items() if recipe.data.source == source}
         if any(plan.state(name) != DONE for name in runs):

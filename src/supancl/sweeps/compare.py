@@ -327,6 +327,12 @@ def compare_rows(
         is_clear = math.isfinite(low) and low < high and (low > 0 or high < 0)
         word = "no clear difference" if not is_clear else "better" if mean > 0 else "worse"
         differences.append({"row": row, "mean": mean, "low": low, "high": high, "n": len(common), "verdict": word})
+    lines = [
+        f"{end}: {row['row']}, seed {row['seed']}{f' ({row[end]})' * (end == 'failed')}"
+        for end in ("failed", "collapsed")
+        for row in results
+        if row[end]
+    ]
     over = "over images" if answers is not None else "over seeds"
     name = MEASURES[by][0].removesuffix(" %")
     tone, verdict = find_verdict(results, differences, reference, against, images)
@@ -340,7 +346,7 @@ def compare_rows(
         "over": over + ("" if against == "first" and answers is None else ", for all rows together"),
         "differences": differences,
         "tone": tone,
-        "findings": [verdict, *describe_ends(results)],
+        "findings": [verdict, *lines],
     }
 
 
@@ -372,11 +378,3 @@ def find_verdict(
         return "good" if rows["worse"] else "unclear", f"stay with {reference}: nothing is clearly better{worse}"
     best = max(rows["better"], key=lambda gap: float(gap["mean"]))
     return "good", f"use {best['row']}: {best['mean']:+.1f} points [{best['low']:.1f}, {best['high']:.1f}]"
-
-
-def describe_ends(results: Sequence[Result]) -> list[str]:
-    """The runs that failed or collapsed."""
-    failed = [entry for entry in results if entry["failed"]]
-    lines = [f"failed, and in no mean: {entry['row']}, seed {entry['seed']}: {entry['failed']}" for entry in failed]
-    collapsed = [f"{entry['row']} (seed {entry['seed']})" for entry in results if entry["collapsed"]]
-    return lines + ([f"collapsed: {', '.join(collapsed)}"] if collapsed else [])

@@ -5,7 +5,6 @@ A sweep that is started again in the same folder continues where it stopped.
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
@@ -23,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from supancl.config import parse_json
 from supancl.data.decode import available_cores
 from supancl.data.opening import is_same_source, open_data
 from supancl.data.sources.folder import check_out_folder
@@ -35,7 +33,7 @@ from supancl.evaluation import PROTOCOLS as SETTINGS
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
 from supancl.evaluation.protocols import evaluate
 from supancl.evaluation.results import LEAST_GAIN, Row, rows_of_log, rows_of_result
-from supancl.files import Output, read_text, write_text
+from supancl.files import Output
 from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import Recipe
 from supancl.recipes.auto import with_short_side
@@ -43,7 +41,7 @@ from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_p
 from supancl.reporter import Reporter, current_reporter, report_to, warn
 from supancl.runs.checkpoint import checkpoints
 from supancl.runs.folder import RunFolder, check_same_data
-from supancl.runs.log import has_collapsed, read_end
+from supancl.runs.log import StopCause, has_collapsed, read_end, read_stop
 from supancl.stats import mean_interval
 from supancl.sweeps import Sweep, run_name
 from supancl.training.checks import available_memory, check_data
@@ -51,24 +49,13 @@ from supancl.training.loop import signals_that_stop
 from supancl.training.run import continued_recipe, read_results
 from supancl.training.start import resolve, train
 
-FAILURE_FILE = "failed.json"  # in the folder of a failed run: why it failed
 BYTES_PER_RUN = 1e9  # of a process with a small encoder: 0.9 GB on the digits, most of it torch
-ENDED = (
-    "a process of this study ended early: it was killed, most likely for lack of memory (give fewer jobs), or could "
-    'not import your file (call supancl in it under if __name__ == "__main__":); finished runs are kept'
-)
+ENDED = "a process of this study was killed, most likely for lack of memory: give fewer jobs; finished runs are kept"
 MakeReporter = Callable[[], Reporter]
 Result = dict[str, Any]
 
 
-class Failure(NamedTuple):
-    """Why a run ended before its last epoch, and the exit code it would have had on its own."""
-
-    reason: str
-    exit_code: int
-
-
-Outcomes = dict[str, Failure | None]  # of each run by name; None: it is trained
+Outcomes = dict[str, StopCause | None]  # of each run by name; None: it is trained
 
 
 class Task(NamedTuple):
@@ -82,7 +69,7 @@ class Task(NamedTuple):
 class RunsFailed(CheckFailed):
     """Some runs of a sweep failed; the results of the others have been written."""
 
-    def __init__(self, failed: Mapping[str, Failure], result: Result, out: Path) -> None:
+    def __init__(self, failed: Mapping[str, StopCause], result: Result, out: Path) -> None:
         first = next(iter(failed))
         super().__init__(
             f"failed runs: {len(failed)} of {len(result['rows'])}, in no mean ({', '.join(failed)}); the other results "
@@ -182,20 +169,14 @@ def open_held_out(base: Recipe, because: str, several_labels: bool = False) -> t
         current_reporter().note("no val split: 10% of the training images are held out instead of the test split")
         data = open_recipe_data(base, several_labels)
     if data.train.class_ids() and not data.held_out.class_ids():
-        raise BadInput(
-            f"{base.data.source}: no held-out image has a label to compare runs on; leave out data.holdout=0, or add "
-            "labels to val/"
-        )
+        raise BadInput(f"{base.data.source}: no held-out image has a label to compare runs on; leave out data.holdout=0")
     return base, data
 
 
-def read_failure(folder: Path) -> Failure | None:
-    """Why the run in this folder failed; None if no failure is recorded."""
-    try:
-        recorded = parse_json(read_text(folder / FAILURE_FILE))
-        return Failure(str(recorded["reason"]), int(recorded["exit_code"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def read_failure(folder: Path) -> StopCause | None:
+    """Why the run in this folder failed: it collapsed, or its loss was not finite; None if it did not."""
+    stop = read_stop(RunFolder(folder))
+    return stop if stop is not None and stop.exit_code in (Collapsed.exit_code, NonFinite.exit_code) else None
 
 
 def default_jobs(recipe: Recipe) -> int:
@@ -211,23 +192,20 @@ def default_jobs(recipe: Recipe) -> int:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def train_run(task: Task, run_reporter: MakeReporter = Reporter) -> Failure | None:
-    """Train one run or continue it from its last checkpoint; a failure is recorded in its folder and returned."""
+def train_run(task: Task, run_reporter: MakeReporter = Reporter) -> StopCause | None:
+    """Train one run or continue it from its last checkpoint; returns why it failed."""
     has_run = RunFolder(task.folder).has_run
-    (task.folder / FAILURE_FILE).unlink(missing_ok=True)
     try:
         with report_to(run_reporter()):
             train(task.recipe, out=task.folder, resume=has_run, init=None if has_run else task.start)
     except (Collapsed, NonFinite) as error:
-        failure = Failure(error.cause, error.exit_code)
-        write_text(task.folder / FAILURE_FILE, json.dumps(failure._asdict()) + "\n")
-        return failure
+        return StopCause(0, error.cause, error.exit_code)
     return None
 
 
 def train_each(
     tasks: Mapping[str, Task], jobs: int, run_reporter: MakeReporter = Reporter
-) -> Iterator[tuple[str, Failure | None]]:
+) -> Iterator[tuple[str, StopCause | None]]:
     """Train runs one after another, or `jobs` in parallel; yields each name when it ends, and its failure or None.
 
     Each process has its share of the runs and its own pipe. A signal, or a process that ends early, ends all of them;
