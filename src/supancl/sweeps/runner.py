@@ -169,7 +169,7 @@ def open_held_out(base: Recipe, because: str, several_labels: bool = False) -> t
         current_reporter().note("no val split: 10% of the training images are held out instead of the test split")
         data = open_recipe_data(base, several_labels)
     if data.train.class_ids() and not data.held_out.class_ids():
-        raise BadInput(f"{base.data.source}: no held-out image has a label to compare runs on; leave out data.holdout=0")
+        raise BadInput(f"{base.data.source}: no held-out image has a label to compare runs on; set data.holdout")
     return base, data
 
 
