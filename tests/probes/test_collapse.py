@@ -59,7 +59,7 @@ def test_the_measures_are_those_of_whole_covariances(case: str) -> None:
     assert json.loads(json.dumps(found.to_json()))["classes"] == np.unique(labels).tolist()
     by_class = [((values[labels == c] - values[labels == c].mean(0)) ** 2).sum(1).mean() for c in np.unique(labels)]
     if len(by_class) < len(labels):
-        assert found.class_variance == pytest.approx(by_class)
+        assert found.spread == pytest.approx(by_class)
     for key in ("nc2_norms", "nc2_angles", "nc2_simplex"):
         assert getattr(found, key) == pytest.approx(expected[key], rel=1e-7, abs=1e-9), key
     if len(np.unique(labels)) == len(labels):

@@ -217,9 +217,7 @@ def is_run_source(evaluated: EvaluatedEncoder, source: str | None) -> bool:
 
 def shares_images(evaluated: EvaluatedEncoder, source: str | None, images: Sequence[Split]) -> bool:
     """Whether the run was trained on this source, or on images of this content, wherever they lie now."""
-    if evaluated.recipe is None:
-        return False
-    return is_run_source(evaluated, source) or shares_pixels(evaluated, images)
+    return evaluated.recipe is not None and (is_run_source(evaluated, source) or shares_pixels(evaluated, images))
 
 
 def shares_pixels(evaluated: EvaluatedEncoder, images: Sequence[Split]) -> bool:
@@ -257,19 +255,10 @@ def open_evaluated_encoders(
     encoders: Sequence[Any], given: Mapping[str, Any], baselines: bool = False, saves_results: bool = True
 ) -> list[EvaluatedEncoder]:
     """Open encoders for evaluation: runs, modules, or what `open_encoder` takes; `given` are the user's options."""
-    options = EvaluationOptions(
-        pick_device(given.get("device", "auto")),
-        layer=given.get("layer", "pooled"),
-        normalize=given.get("normalize", False),
-        batch_size=given.get("batch_size", 256),
-        cache_features=not given.get("no_cache", False),
-        skip_bad_images=given.get("skip_bad_images", False),
-        partial=given.get("partial", False),
-        baselines=baselines,
-        sources=SourceCache(),
-        columns=given.get("columns", ""),
-    )
     foreign = {name: given[name] for name in ("size", "mean", "std", "branch", "prefix") if name in given}
+    own = {name: given[name] for name in given.keys() - foreign.keys() - {"device", "no_cache"}}
+    device, caches = pick_device(given.get("device", "auto")), not given.get("no_cache", False)
+    options = EvaluationOptions(device, cache_features=caches, baselines=baselines, sources=SourceCache(), **own)
     opened = [open_evaluated_encoder(encoder, options, **foreign) for encoder in encoders]
     for run in (encoder.run for encoder in opened if saves_results and encoder.run is not None):
         run.check_evaluations_writable()

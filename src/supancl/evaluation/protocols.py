@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from supancl.config import to_json
 from supancl.data.labels import find_leaves
 from supancl.data.opening import absolute_source
 from supancl.data.order import derive_seed, epoch_order
@@ -261,7 +262,7 @@ def answer_episodes(parts: Parts, settings: FewShot) -> Answer:
         "chance": 100 / settings.ways,
         "images": len(labelled),
         "classes": len(torch.unique(labelled.labels)) - len(dropped),
-        **found.to_json() | {"dropped": dropped},
+        **to_json(found) | {"dropped": dropped, "shots": shots},
     }
 
 

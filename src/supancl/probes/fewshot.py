@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.config import to_json
 from supancl.errors import BadInput, SupanclError
 from supancl.probes.features import Features, check_features
 from supancl.reporter import track
@@ -42,19 +41,9 @@ class FewShot:
     mean: float
     interval: float
     accuracies: tuple[float, ...]
-    ways: int
-    shots: int
-    queries: int
-    seed: int
     dropped: tuple[int, ...]
-    episodes_digest: str  # equal for two encoders with the same episodes
-    # fewest and most per class: small classes have fewer than `queries`
-    queries_used: tuple[int, int] = (0, 0)
-    fill_queries: bool = False  # see `sample_episodes`
-
-    def to_json(self) -> dict[str, Any]:
-        content = to_json(self)
-        return {"drawn": content.pop("episodes_digest"), "episodes": len(self.accuracies), **content}
+    drawn: str  # a digest of the episodes: equal for two encoders with the same ones
+    queries_used: tuple[int, int]  # fewest and most per class: small classes have fewer than `queries`
 
 
 def sample_episodes(
@@ -207,12 +196,7 @@ def few_shot(
         float(accuracies.mean()),
         episode_half_width(accuracies),
         tuple(accuracies.tolist()),
-        ways,
-        shots,
-        queries,
-        seed,
         sampled.dropped,
         hashlib.sha256(sampled.support.numpy().tobytes() + sampled.query.numpy().tobytes()).hexdigest()[:16],
         (int(query_counts.min()), int(query_counts.max())),
-        fill_queries,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,12 +22,9 @@ EpochOfBatches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]
 
 @dataclass(frozen=True, kw_only=True)
 class SgdProbe(ProbeResult):
-    """The mean training loss of every epoch, and the settings."""
+    """The mean training loss of every epoch."""
 
     losses: tuple[float, ...]
-    epochs: int
-    batch_size: int
-    lr: float
 
 
 def shuffle_epochs(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBatches:
@@ -97,9 +93,7 @@ def sgd_probe(
     with torch.no_grad():
         chunks = test.values.split(8192)
         said = torch.cat([layer(chunk.to(device, torch.float32)).argmax(1).cpu() for chunk in chunks])
-    measured = measure(names.cpu()[said], test, references)
-    settings: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "classes": classes}
-    return SgdProbe(measured=measured, losses=tuple(losses), **settings)
+    return SgdProbe(measured=measure(names.cpu()[said], test, references), classes=classes, losses=tuple(losses))
 
 
 def linear_accuracy(fit: Features, test: Features, regularization: float = 1.0) -> float:

@@ -131,8 +131,7 @@ class Collapse:
     nc2_angles: deviation of the cosines between two of them; nc2_simplex: mean |cosine + 1 / (C - 1)|, the distance
     from the simplex, whose means are as far apart as possible.
     nc4: percentage of images whose nearest class mean is not that of their class.
-    class_variance: E ||z - mu_y||^2 for each class in the order of `classes`; their mean over images is S_W. The JSON
-    key is `spread`.
+    spread: E ||z - mu_y||^2 for each class in the order of `classes`; their mean over images is S_W.
     nan, in JSON null: not measurable. The variance of one image is not, and if no class has two, neither is anything
     within classes (S_W, its ratio, nc1, nc4).
     """
@@ -146,12 +145,12 @@ class Collapse:
     nc2_angles: float
     nc2_simplex: float
     nc4: float
-    class_variance: tuple[float, ...]
+    spread: tuple[float, ...]
     classes: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        content = jsonable(to_json(self))
-        return {"spread" if key == "class_variance" else key: value for key, value in content.items()}
+        content: dict[str, Any] = jsonable(to_json(self))
+        return content
 
 
 def collapse(features: Features, normalize: bool = True, device: torch.device | str | None = None) -> Collapse:
