@@ -85,7 +85,7 @@ def test_new_images_get_all_labels_that_are_probable_enough(place, capsys, words
     assert {len(row["label"].split(";")) for row in rows} >= {1, 2}
     for row in rows:  # the only label of an image may be below the threshold, others not
         assert ";" not in row["label"] or float(row["confidence"]) >= summary["label_threshold"] - 5e-5
-    values = [f"{summary[key]:.1f}%" for key in ("map", "f1", "chance")]
+    values = [f"mAP {summary['map']:.2f}%", f"F1 {summary['f1']:.1f}%", f"chance {summary['chance']:.1f}%"]
     assert_mentions(printed, *values, "held-out images: 120")
 
 

@@ -22,7 +22,31 @@ EncoderArgument = Union["Run", "Encoder", str, Path]
 EncodersArgument = EncoderArgument | list[str] | Sequence[EncoderArgument]
 
 
-class EncoderOptions(TypedDict, total=False):
+class ForeignOptions(TypedDict, total=False):
+    """What the file of another library may not say about its encoder.
+
+    Parameters
+    ----------
+    size
+        side of the encoder's input
+    mean
+        mean of the encoder's input per channel
+    std
+        standard deviation of the encoder's input per channel
+    branch
+        which branch, if a file has both (default online)
+    prefix
+        prefix of the encoder's tensors, if the format is unknown
+    """
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    branch: Literal["online", "target"]
+    prefix: str
+
+
+class EncoderOptions(ForeignOptions, total=False):
     """How encoders are opened and features computed.
 
     Parameters
@@ -43,16 +67,6 @@ class EncoderOptions(TypedDict, total=False):
         columns of a .csv, if they have other names: image=file,label=species[,split=part]
     skip_bad_images
         list unreadable images and leave them out
-    size
-        side of the encoder's input, if its file does not say
-    mean
-        mean of the encoder's input per channel, if its file does not say
-    std
-        standard deviation of the encoder's input per channel, if its file does not say
-    branch
-        which branch, if a file has both (default online)
-    prefix
-        prefix of the encoder's tensors, if the format is unknown
     """
 
     layer: str
@@ -63,11 +77,6 @@ class EncoderOptions(TypedDict, total=False):
     partial: bool
     columns: str
     skip_bad_images: bool
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    branch: Literal["online", "target"]
-    prefix: str
 
 
 def open_encoders(

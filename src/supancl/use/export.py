@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typing_extensions import Unpack
 
 from supancl.config import FLAG
 from supancl.errors import BadInput, did_you_mean, make_visible
 from supancl.files import Output, is_as_written, read_json, write_text
 from supancl.reporter import say, track
 from supancl.runs.hub import split_encoder_name
-from supancl.use import EncoderArgument, open_encoders
+from supancl.use import EncoderArgument, ForeignOptions, open_encoders
 from supancl.version import __version__
 
 if TYPE_CHECKING:
@@ -95,14 +97,7 @@ def export(
 
 
 def import_checkpoint(
-    encoder: str | Path,
-    out: Annotated[str | Path, FLAG],
-    *,
-    size: int | None = None,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
-    branch: Literal["online", "target"] = "online",
-    prefix: str | None = None,
+    encoder: str | Path, out: Annotated[str | Path, FLAG], **options: Unpack[ForeignOptions]
 ) -> dict[str, Any]:
     """Convert another library's encoder to encoder.safetensors.
 
@@ -114,16 +109,8 @@ def import_checkpoint(
         NAME@FILE, timm:NAME, torchvision:NAME, or a checkpoint of another library (docs/import.md)
     out
         the .safetensors to write, or a folder for encoder.safetensors
-    size
-        side of the encoder's input, if its file does not say
-    mean
-        mean of the encoder's input per channel, if its file does not say
-    std
-        standard deviation of the encoder's input per channel, if its file does not say
-    branch
-        which branch, if a file has both
-    prefix
-        prefix of the encoder's tensors, if the format is unknown
+    options
+        what its file may not say: size, mean, std, branch, prefix (`supancl import --help`)
 
     Returns
     -------
@@ -138,7 +125,7 @@ def import_checkpoint(
     split_encoder_name(str(encoder))
     from supancl.runs.importing import convert_checkpoint
 
-    result = convert_checkpoint(str(encoder), out, size=size, mean=mean, std=std, branch=branch, prefix=prefix)
+    result = convert_checkpoint(str(encoder), out, **options)
     say(", ".join(f"{key} {value}" for key, value in result.items() if value != ""))
     return result
 

@@ -105,18 +105,15 @@ def predict(
 
 def describe(result: dict[str, Any]) -> list[str]:
     """What is in the table, how often it is expected to be right, and how many images are unlike the references."""
+    from supancl.evaluation.results import figure_text
+
     name = result["classifier"] + (f", k = {result['k']}" if "k" in result else "")
     lines = [f"{result['out']}: labels predicted: {result['predicted']} ({name}), given: {result['given']}"]
     if result["checked_on"]:
-        values = [
-            f"{result[key]:.1f}% [{result[f'{key}_interval'][0]:.1f}, {result[f'{key}_interval'][1]:.1f}] {figure}"
-            for key, figure in {"accuracy": "right", "map": "mAP", "f1": "F1"}.items()
-            if key in result
-        ]
-        values.insert(1, f"chance {result['chance']:.1f}%")
         how = "cross-validated" if result.get("cross_validated") else "held-out"
-        confidence = f"mean confidence {result['mean_confidence']:.1f}%"
-        lines.append(f"expected: {', '.join(values)} ({how} images: {result['checked_on']}); {confidence}")
+        f1 = f", F1 {result['f1']:.1f}%" if "f1" in result else ""
+        expected = f"expected: {figure_text(result)}{f1}, chance {result['chance']:.1f}% ({how} images: "
+        lines.append(f"{expected}{result['checked_on']}); mean confidence {result['mean_confidence']:.1f}%")
     else:
         lines.append("confidence: not fitted, because no labelled image was held out; do not take it for a probability")
     limit = f"cosine to the nearest reference below {result['threshold']:.3f}"
