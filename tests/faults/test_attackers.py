@@ -1,9 +1,9 @@
 """Hostile things in place of every file that a command opens: each is refused within seconds, and nothing else happens.
 
 ENTRIES lists the files that a user names or that lie in a folder from a stranger, with a command that opens each.
-HOSTILE lists what may lie there instead. Every pair must end with exit code 2 and one line without control characters;
-no code of the file runs, and nothing outside the command's own folders changes. Some pairs are accepted: ACCEPTED says
-which, and why.
+HOSTILE lists what may lie there instead. Every pair must end within seconds, with exit code 2 and one line, or with 0
+where the file is not needed; without control characters. No code of the file runs, and nothing outside the command's
+own folders changes.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ ENTRIES: dict[str, list[str]] = {
     "data/cat/x.png": [f"{PRETRAIN} --data data", f"{KNN} --data data"],
     "table/x.png": [f"{PRETRAIN} --data table/x.csv"],
     "x.pt": [f"{PRETRAIN} --data data --init x.pt", "evaluate knn resnet18@x.pt --data data",
-             "import x.pt --out out.safetensors", "detect export x.pt --out out.pth"],
+             "import x.pt --out out.safetensors"],
     "x.safetensors": [f"{PRETRAIN} --data data --init x.safetensors", "evaluate knn x.safetensors --data data",
                       "import x.safetensors --out out.safetensors", "detect eval x.safetensors --data voc"],
     "mine.py": ["recipes --plugin mine.py"],
@@ -135,36 +135,9 @@ ENTRIES: dict[str, list[str]] = {
     f"{VOC}/Annotations/000000.xml": [TRAIN_DETECTOR],
     f"{VOC}/JPEGImages/000000.jpg": [TRAIN_DETECTOR],
     "detector/detect.json": ["detect eval detector", "detect train --resume --out detector"],
-    "detector/detector.safetensors": ["detect eval detector", "detect export detector --out out.pth"],
+    "detector/detector.safetensors": ["detect eval detector"],
     "detector/evaluate/detect.json": ["paper table 4 detector"],
 }  # fmt: skip
-
-
-# what may be accepted: what is opened, and the first two words of the command
-ACCEPTED = {
-    (
-        "run/content.npz",
-        "pretrain --resume",
-    ): "recipe.json has the digest; only names of changed images would be missing",
-    ("run/.lock", "pretrain --resume"): "its content is a process number, and is not read unless the lock is held",
-    ("run/metrics.jsonl", "pretrain --resume"): "lines that are no rows are dropped, with a warning",
-    ("run/metrics.jsonl", "evaluate knn"): "the encoder is intact; lines that are no rows are a warning",
-    ("run/encoder.safetensors", "pretrain --resume"): "a finished run writes it again from its checkpoint",
-    ("run/projector.safetensors", "pretrain --resume"): "a finished run writes it again from its checkpoint",
-    (CHECKPOINT, "paper table"): "whether an unfinished run collapsed is not known then",
-    ("run/evaluate", "paper table"): "without evaluations a table has the log's numbers",
-    ("run/evaluate/variance.json", "evaluate variance"): "an earlier result is replaced; of a link, the link itself",
-    ("run/encoder.safetensors", "paper table"): "a table needs no encoder, or reads its header alone",
-}
-# and with these things only
-ACCEPTED_THINGS = {
-    ("data/cat/x.png", "a folder"): "an empty folder holds no image",
-    ("mine.py", "an empty file"): "a plugin without content",
-    ("run/checkpoints", "a folder"): "a run without a checkpoint starts again",
-    ("run/tensorboard", "a folder"): "the folder that belongs there",
-    ("run/evaluate", "a folder"): "the folder that belongs there",
-    ("run/recipe.json", "a link to nowhere"): "the encoder of a folder without recipe.json, with a warning",
-}
 
 
 @cache
@@ -258,11 +231,11 @@ def outside(root: Path) -> dict[str, bytes | None]:
     return {**names, **contents(root / "mine")}
 
 
-def check_line(said: Said, may_be_accepted: bool = False) -> None:
-    """Exit code 2 and one line of refusal, in which nothing moves the cursor."""
+def check_line(said: Said) -> None:
+    """Nothing moves the cursor, and what is refused is refused in one line."""
     hidden = {char for char in said.err + said.out if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
     assert not hidden, repr(said.err)
-    if may_be_accepted and said.code == 0:
+    if said.code == 0:
         return
     lines = [line for line in said.err.splitlines() if not line.startswith("warning: ")]
     assert len(lines) == 1 and lines[0].startswith("supancl: "), said.err  # noqa: PT018
@@ -270,14 +243,11 @@ def check_line(said: Said, may_be_accepted: bool = False) -> None:
     assert said.code == 2, said.err
 
 
-def pairs() -> list[tuple[str, str, str]]:
-    """Each entry and every fifth hostile thing, with its commands in turn."""
-    every = [
-        (entry, hostile, commands[(number + turn) % len(commands)])
-        for number, (entry, commands) in enumerate(ENTRIES.items())
-        for turn, hostile in enumerate(HOSTILE)
-    ]
-    return every[::5]
+def pairs(entry: str) -> list[tuple[str, str]]:
+    """Every fifth hostile thing, with the commands of the entry in turn."""
+    number, commands = list(ENTRIES).index(entry), ENTRIES[entry]
+    turns = range(number % 5, len(HOSTILE), 5)
+    return [(list(HOSTILE)[turn], commands[(number + turn) % len(commands)]) for turn in turns]
 
 
 @pytest.fixture
@@ -291,14 +261,13 @@ def place(monkeypatch) -> Iterator[Path]:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_hostile_things_are_refused(entry, place):
     failures = []
-    for _, hostile, words in (pair for pair in pairs() if pair[0] == entry):
+    for hostile, words in pairs(entry):
         with placed(entry, hostile) as root:
             before = outside(root)
             try:
                 with alarm():
                     said = say(*words.split())
-                is_allowed = (entry, " ".join(words.split()[:2])) in ACCEPTED or (entry, hostile) in ACCEPTED_THINGS
-                check_line(said, may_be_accepted=is_allowed)
+                check_line(said)
                 assert outside(root) == before, "something outside was written"
             except AssertionError as error:
                 failures.append(f"{hostile}: {words[-120:]}: {str(error)[:300]}")
