@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 
 import supancl
-from supancl import BadInput, EncoderSpec
+from supancl import BadInput
 from supancl.reports import terminal
 from supancl.training.start import open_given
 from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
 from tests.files import supancl as command
-from tests.tiny import Notes, tiny_data, tiny_recipe
+from tests.tiny import tiny_data, tiny_recipe
 
 TINY = {"epochs": 1, "batch_size": 4, "encoder.width": 8, "pool.size": 16, "device": "cpu"}
 FLAGS = ["--epochs", "1", "--batch-size", "4", "--set", "encoder.width=8", "--set", "pool.size=16", "--device", "cpu"]
@@ -74,24 +74,11 @@ def test_a_name_a_folder_and_settings_train_what_the_command_trains(photos, tmp_
     assert run.recipe.sources["loss.alpha"] == "given"
 
 
-def test_without_a_recipe_it_is_chosen_from_the_data(photos, tmp_path):
-    fast = {**TINY, "encoder.name": "cnn", "views.size": 8, "monitor_every": 0}
-    notes = Notes()
-    run = supancl.pretrain(data=photos, out=tmp_path / "labels", reporter=notes, **fast)
-    assert run.recipe.name == "auto.supsiam"
-    assert any("auto.supsiam for" in note for note in notes.notes)
-    del fast["pool.size"]
-    assert supancl.pretrain(data=noise(60, 8, 8), out=tmp_path / "none", **fast).recipe.name == "auto.simsiam"
-
-
-@pytest.mark.parametrize("kind", ["array", "colour", "pillow", "paths", "list"])
+@pytest.mark.parametrize("kind", ["colour", "paths", "list"])
 def test_images_with_labels_of_any_kind(kind, photos, tmp_path):
-    arrays, names = noise(20, 8, 8), ["cat", "dog"] * 10
-    files = sorted(photos.rglob("*.*"))
+    arrays, files = noise(20, 8, 8), sorted(photos.rglob("*.*"))
     images, labels = {
-        "array": (arrays, names),
         "colour": (np.repeat(arrays[..., None], 3, -1), np.arange(20) % 2),  # to grey: what the recipe takes
-        "pillow": ([Image.fromarray(array) for array in arrays], [*names[:18], None, ""]),
         "paths": (files, [file.parent.name for file in files]),
         "list": ([array[: 6 + i % 2] for i, array in enumerate(arrays)], [0, 1, -1, 1] * 5),
     }[kind]
@@ -121,10 +108,8 @@ CHANNELS_FIRST = torch.from_numpy(COLOUR).permute(0, 3, 1, 2)
 @pytest.mark.parametrize(
     ("data", "images"),
     [
-        ((torch.from_numpy(GREY), torch.from_numpy(NUMBERS).float()), GREY),
-        ((torch.from_numpy(GREY)[:, None], NUMBERS), GREY),
+        ((torch.from_numpy(GREY)[:, None], torch.from_numpy(NUMBERS).float()), GREY),
         ((CHANNELS_FIRST, NUMBERS), COLOUR),
-        (Pairs(CHANNELS_FIRST, torch.from_numpy(NUMBERS)), COLOUR),
         (Pairs([Image.fromarray(image) for image in GREY], NUMBERS), GREY),
         (torch.utils.data.TensorDataset(CHANNELS_FIRST, torch.from_numpy(NUMBERS)), COLOUR),
         ([(image, int(label)) for image, label in zip(GREY, NUMBERS, strict=True)], GREY),
@@ -256,12 +241,6 @@ def test_the_projector_of_a_run_is_a_layer(run):
     assert by_run.shape == (4, 16)
 
 
-def test_vectors_go_to_a_linear_encoder():
-    encoder = EncoderSpec("linear", channels=1, size=6, width=3, mean=(0.0,), std=(1.0,)).build()
-    rows = np.random.default_rng(0).normal(size=(5, 6))
-    assert supancl.embed(encoder, rows).values.shape == (5, 3)
-
-
 @pytest.mark.parametrize(
     ("encoder", "images", "nouns"),
     [
@@ -276,11 +255,3 @@ def test_what_cannot_be_embedded_is_explained_in_one_line(encoder, images, nouns
     with pytest.raises(BadInput) as error:
         supancl.embed(run if encoder is None else encoder, images)
     assert_one_line(str(error.value), *nouns)
-
-
-def test_a_folder_is_opened_by_its_name(photos):
-    data = supancl.open_data(photos)
-    assert data.classes == ("cat", "dog")
-    assert supancl.open_data(str(photos), 1).train.batch(torch.tensor([0])).pixels.shape[1] == 1
-    with pytest.raises(BadInput, match="nowhere"):
-        supancl.open_data("nowhere")

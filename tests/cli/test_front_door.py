@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import pkgutil
@@ -83,14 +82,6 @@ def test_every_argument_of_a_command_is_explained(path, capsys):
 
 def test_help_of_the_package_fits_a_few_screens():
     assert len(pydoc.render_doc(supancl, renderer=pydoc.plaintext).splitlines()) < 200
-
-
-def walk(parser):
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for child in action.choices.values():
-                yield from walk(child)
-        yield action
 
 
 @pytest.mark.parametrize("words", [

@@ -15,17 +15,8 @@ from supancl.cli.commands import COMMANDS
 
 SRC = str(Path(supancl.__file__).parents[1])
 HEAVY = ("torch", "torchvision", "timm", "matplotlib", "scipy", "sklearn", "tensorboard")
-SUBCOMMANDS = {
-    "evaluate": ("knn", "linear", "variance", "transfer", "fewshot", "finetune", "suite"),
-    "data": ("show", "check"),
-    "detect": ("train", "eval"),
-    "paper": ("toy", "theory", "collapse", "study", "table", "figure"),
-}
-HELP = [
-    [],
-    *([name] for name in COMMANDS),
-    *([name, subcommand] for name, names in SUBCOMMANDS.items() for subcommand in names),
-]
+GROUPS = {name: command for name, command in COMMANDS.items() if isinstance(command, dict)}
+HELP = [[], *([name] for name in COMMANDS), *([name, each] for name, names in GROUPS.items() for each in names if each)]
 LINES = {  # command line -> exit code
     **{" ".join([*words, "--help"]): 0 for words in HELP},
     "--version": 0,

@@ -67,15 +67,6 @@ def test_a_cross_validated_accuracy_of_labels_that_mean_nothing_is_near_chance(p
     assert result["accuracy"] < 75
 
 
-def test_a_start_is_looked_at_without_a_run(place, capsys) -> None:
-    for command, *words in (("map", "--out", "map.html"), ("embed", "--out", "f.npz"), ("audit", "--out", "audit")):
-        said = supancl(capsys, command, START, "--data", "photos", "--size", 32, *words)
-        assert said.code == 0, said.err
-    assert Path("map.html").stat().st_size > 10_000
-    assert np.load("f.npz")["train_features"].shape[0] == 48
-    assert Path("audit/audit.html").exists()
-
-
 def test_a_run_keeps_the_name_and_the_digest_of_its_start(place, capsys) -> None:
     said = supancl(capsys, "pretrain", "--data", "photos", "--epochs", 1, *TRAINING, "--init", START, "--out", "run")
     assert said.code == 0, said.err

@@ -1,10 +1,15 @@
-"""Commands killed before each of their file events, and at random moments: run again, they end as if left alone."""
+"""Commands killed before file events or at random moments, or on a full disk: repeated, they end as if left alone.
+
+A limit for the size of each file stands for a full disk.
+"""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Sequence
@@ -14,7 +19,6 @@ from typing import NamedTuple
 import sklearn.datasets
 import torch
 
-from supancl.files import read_text
 from supancl.runs.folder import RunFolder
 from tests.faults.commands import say
 from tests.faults.events import kill_before_event
@@ -24,6 +28,7 @@ from tests.tiny import assert_same_bits, final_state
 assert sklearn.datasets  # imported here, once, rather than by each process
 
 KILLS = 6  # of pretrain: at file events first, then at random moments
+LIMITS = 6  # of the size of its files
 PRETRAIN = ("pretrain", "digits.supbyol", "--epochs", "2", "--batch-size", "16", "--checkpoint-every", "2", "--device",
             "cpu", "--set", "data.limit=96", "--set", "encoder.width=8", "--set", "train.log_every=1",
             "--resume", "--out")  # fmt: skip
@@ -32,27 +37,32 @@ forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload([*LIBRARIES, __name__])
 
 
-class Killed(NamedTuple):
+class Ended(NamedTuple):
     code: int | None
     events: int
     seconds: float
+    errors: str
 
 
-def run_and_kill(folder: str, words: Sequence[str], at: int, counter: str) -> None:
+def run_and_kill(folder: str, words: Sequence[str], at: int, limit: int, told: str) -> None:
     """In a process of its own: run a command; be killed before file event number `at` below `folder`."""
     os.environ["SUPANCL_CACHE"] = f"{folder}/cache"
     torch.set_num_threads(1)
     count = kill_before_event(folder, at)
-    code = say(*words).code
-    Path(counter).write_text(str(count()))
-    os._exit(code)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    said = say(*words)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    Path(told).write_text(json.dumps([count(), said.err]))
+    os._exit(said.code)
 
 
-def run_command(place: Path, words: Sequence[object], at: int = 0, after: float | None = None) -> Killed:
+def run_command(
+    place: Path, words: Sequence[object], at: int = 0, after: float | None = None, limit: int = resource.RLIM_INFINITY
+) -> Ended:
     """A command whose files are in `place`, killed before a file event or after some seconds, or not at all."""
-    counter = place.with_suffix(".events")
-    counter.unlink(missing_ok=True)
-    arguments = (str(place), [str(word) for word in words], at, str(counter))
+    told = place.with_suffix(".told")
+    told.unlink(missing_ok=True)
+    arguments = (str(place), [str(word) for word in words], at, limit, str(told))
     process, started = forks.Process(target=run_and_kill, args=arguments), time.monotonic()
     process.start()
     process.join(after)
@@ -60,13 +70,8 @@ def run_command(place: Path, words: Sequence[object], at: int = 0, after: float 
         process.kill()
     process.join(120)
     assert process.exitcode is not None, "still running after two minutes"
-    events = int(read_text(counter)) if counter.exists() else 0
-    return Killed(process.exitcode, events, time.monotonic() - started)
-
-
-def events_to_try(events: int, most: int, chance: random.Random) -> list[int]:
-    """All of them, or as many as allowed."""
-    return sorted(chance.sample(range(1, events + 1), min(events, most)))
+    events, errors = json.loads(told.read_text()) if told.exists() else (0, "")
+    return Ended(process.exitcode, events, time.monotonic() - started, errors)
 
 
 def steps_of(folder: Path) -> list[tuple[str, int]]:
@@ -81,7 +86,7 @@ def test_pretraining_killed_at_file_events_and_random_moments_ends_with_the_same
     assert undisturbed.code == 0
     assert undisturbed.events > 20
     expected, steps = final_state(whole), steps_of(whole)
-    kills: list[dict[str, float]] = [{"at": event} for event in events_to_try(undisturbed.events, KILLS - 2, chance)]
+    kills: list[dict[str, float]] = [{"at": at} for at in chance.sample(range(1, undisturbed.events + 1), KILLS - 2)]
     kills += [{"after": chance.uniform(0, undisturbed.seconds)} for _ in range(KILLS - len(kills))]
     killed = 0
     for number, kill in enumerate(kills):
@@ -93,3 +98,24 @@ def test_pretraining_killed_at_file_events_and_random_moments_ends_with_the_same
         assert not list(folder.rglob(".*.tmp")), kill
     print(f"{killed} of {KILLS} kills found the run at work; it has {undisturbed.events} file events")
     assert killed >= KILLS * 0.8
+
+
+def test_a_run_on_a_full_disk_says_so_and_ends_with_the_same_bits_once_there_is_room(tmp_path):
+    chance, whole, full = random.Random(0), tmp_path / "whole", 0
+    assert run_command(whole, [*PRETRAIN, whole]).code == 0
+    expected = final_state(whole)
+    largest = max(path.stat().st_size for path in whole.rglob("*") if path.is_file() and path.parent.name != "cache")
+    for number in range(LIMITS):  # from nearly nothing to nearly enough
+        folder = tmp_path / str(number)
+        ended = run_command(
+            folder, [*PRETRAIN, folder], limit=2000 + int((number + chance.random()) / LIMITS * largest)
+        )
+        assert ended.code in (0, 2), ended
+        if ended.code == 2:
+            full += 1
+            assert "File too large" in ended.errors.strip().splitlines()[-1], ended
+            assert "Traceback" not in ended.errors
+        again = run_command(folder, [*PRETRAIN, folder])
+        assert (again.code, again.errors) == (0, ""), ended
+        assert_same_bits(expected, final_state(folder))
+    assert full > LIMITS / 2

@@ -97,6 +97,3 @@ def test_paths_are_those_of_predict_and_the_table_is_a_source(place, capsys, out
     assert paths[0] == paths[1]
     assert paths[0][0] == ("data/cat/0.png" if out == "f.csv" else str(place / "data" / "cat" / "0.png"))
     assert len(open_data(DataSpec(source=out, holdout=0, columns="image=path,label=label"), 1).train) == 40
-
-
-# --- several and soft labels ------------------------------------------------------------------------------------------

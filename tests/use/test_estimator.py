@@ -116,7 +116,6 @@ def test_vectors_use_the_linear_encoder_and_masks_of_the_toy_study():
     assert (encoder.recipe_.encoder.name, encoder.recipe_.views.kind) == ("linear", "masks")
     assert encoder.recipe_.encoder.size == 10
     assert encoder.transform(rows).shape == (60, 10)
-    assert np.allclose(encoder.transform(rows * 7 - 3)[:2].shape, (2, 10))
     # units do not matter: the columns are standardised
     assert np.allclose(ImageEncoder(epochs=2).fit(rows * 1000, np.arange(60) % 3).transform(rows * 1000),
                        encoder.transform(rows), atol=1e-4)  # fmt: skip
@@ -126,13 +125,8 @@ def test_vectors_use_the_linear_encoder_and_masks_of_the_toy_study():
     ("method", "y", "trained"),
     [
         ("supsiam", None, "simsiam"),
-        ("supbyol", [-1] * 24, "byol"),
-        ("semi", [-1] * 24, "simsiam"),
         ("supcon", ["cat"] * 20 + [""] * 4, "simclr"),
-        ("supmoco", [None] * 24, "moco2"),
-        ("supsiam", [0, 1] * 12, "supsiam"),
         ("supsiam", ["cat", "dog", "-1"] * 8, "supsiam"),
-        ("byol", [0, 1] * 12, "byol"),
     ],
 )
 def test_without_two_classes_the_variant_without_labels_is_trained(method, y, trained):

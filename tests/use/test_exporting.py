@@ -177,7 +177,7 @@ def test_a_format_with_other_features_is_not_kept(trained: Path, tmp_path: Path,
     assert not (tmp_path / "out/model.pt2").exists()
 
 
-@pytest.mark.parametrize("size", [8, 16, 28, 32, 64, 84, 96, 128, 160, 192, 224, 256, 384])
+@pytest.mark.parametrize("size", [8, 28, 32, 84, 96, 224, 384])
 def test_timm_resizes_to_our_short_side(size: int) -> None:
     assert int(size / crop_fraction(size, False)) == round(size * 8 / 7)
     assert int(size / crop_fraction(size, True)) == size

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from supancl import Reporter, loggers, pretrain
+from supancl import loggers, pretrain
 from supancl.loggers import LOGGERS, LoggedRun, RunLogger
 from supancl.runs.folder import RunFolder
 from tests.files import assert_one_line, supancl
@@ -52,18 +52,6 @@ def service(monkeypatch: pytest.MonkeyPatch) -> type[KeptLogger]:
     return KeptLogger
 
 
-class Crash(Reporter):
-    """Ends the process's training as a kill would: without a checkpoint."""
-
-    def on_step(self, step: int, row: Any) -> None:
-        if step == 8:
-            raise KeyError("crash")
-
-
-def steps(rows: list[tuple[int, dict[str, float]]], kind: str = "train") -> list[int]:
-    return [step for step, numbers in rows if any(name.startswith(f"{kind}/") for name in numbers)]
-
-
 def logged(rows: list[tuple[int, dict[str, float]]]) -> dict[tuple[int, str], float]:
     return {(step, name): number for step, numbers in rows for name, number in numbers.items()}
 
@@ -75,35 +63,6 @@ def in_metrics(folder: Path) -> dict[tuple[int, str], float]:
         for name, value in row.items()
         if isinstance(value, (int, float)) and name not in ("step",)
     }
-
-
-def test_every_number_of_the_log_is_sent_and_the_service_is_told_about_the_run(tmp_path: Path, service: Any) -> None:
-    pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger())
-    (rows,) = service.runs.values()
-    assert logged(rows) == in_metrics(tmp_path / "run")
-    assert steps(rows) == list(range(1, 11))
-    assert steps(rows, "monitor") == [5, 10]
-    assert {"train/loss", "train/epoch"} < set(dict(rows)[3])
-    (run,) = service.opened
-    assert (run.name, run.settings["loss.alpha"], run.settings["train.epochs"]) == ("run", 0.5, 2)
-    assert "sources" not in run.settings
-    assert (run.tags["recipe"], run.tags["method"], run.tags["device"]) == ("tiny.supsiam", "supsiam", "cpu")
-    assert service.endings == [True]
-
-
-def test_a_resumed_run_goes_on_in_the_same_place_and_sends_no_step_twice(tmp_path: Path, service: Any) -> None:
-    with pytest.raises(KeyError, match="crash"):
-        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=KeptLogger(Crash()))
-    ((name, rows),) = service.runs.items()
-    assert steps(rows) == list(range(1, 8))  # its checkpoint is at step 5
-    assert service.endings == [False]
-    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())
-    assert list(service.runs) == [name]
-    assert steps(rows) == list(range(1, 11))
-    assert steps(rows, "monitor") == [5, 10]
-    assert service.endings == [False, True]
-    pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=KeptLogger())  # finished: nothing to send
-    assert len(service.opened) == 2
 
 
 @pytest.mark.parametrize("place", ["open", "send", "close"])
