@@ -13,22 +13,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from supancl.paper import theory_model as formulas
-from supancl.paper.theory_model import (
-    DTYPE,
-    Sample,
-    World,
-    draw_sample,
-    exact_sample,
-    features,
-    gradients,
-    make_loss,
-    make_predictor,
-    make_weights,
-    make_world,
-    norm_squared,
-    shipped_lagrangian,
-)
+from supancl.paper import theory_model as model
+from supancl.paper.theory_model import DTYPE, Sample, World, features
 
 EXACT = 1e-10  # tolerance where both sides differ only by rounding
 SIGMAS = 4.0  # tolerance of a Monte-Carlo mean, in standard errors
@@ -119,7 +105,7 @@ def estimates(settings: Settings, world: World, measure: Callable[[Sample], T]) 
         seed = 1_000_000 * settings.seed + 10_007 * repeat + size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return measure(draw_sample(world, size, seed))
+            return measure(model.draw_sample(world, size, seed))
 
     return estimate
 
@@ -145,7 +131,7 @@ def sampling_slope(
     for smaller in (size // 27, size // 9, size // 3, size):
         squares = [(estimate(smaller, repeat) - predicted).square().sum() for repeat in range(repeats)]
         points.append((math.log(smaller), 0.5 * torch.stack(squares).mean().log().item()))
-    measured, expected = slope(points), formulas.SAMPLING_RATE
+    measured, expected = slope(points), model.SAMPLING_RATE
     note = f"N = {size // 27} to {size}, {repeats} samples each"
     return Check(statement, quantity, expected, measured, abs(measured - expected), SLOPE, note)
 
@@ -162,16 +148,15 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 def two_forms(settings: Settings) -> Iterator[Check]:
     """Eq. 4: the second line is `Align` with alpha = 1 on the interpolated target."""
-    sample = exact_sample(make_world(4, 8, 0.5, settings.seed), settings.seed, one_target_each=True)
+    sample = model.exact_sample(model.make_world(4, 8, 0.5, settings.seed), settings.seed, one_target_each=True)
     for (unit, norms), alpha in itertools.product(((True, "unit norm"), (False, "any norm")), (0.2, 0.5, 0.8)):
-        wp = make_predictor(5, settings.seed + 1).requires_grad_()
-        outputs = features(sample, make_weights(5, 8, settings.seed), wp, unit)
-        sup = make_loss(alpha, sample).supervised_target(outputs.other_view, sample.labels, outputs.pool)
-        first = make_loss(alpha, sample)(outputs.anchors, outputs.targets, sample.labels, outputs.pool).total
-        target = formulas.mix(outputs.other_view, sup, alpha)
+        wp = model.make_predictor(5, settings.seed + 1).requires_grad_()
+        outputs = features(sample, model.make_weights(5, 8, settings.seed), wp, unit)
+        sup, first = outputs.supervised, outputs.loss(alpha)
+        target = model.mix(outputs.other_view, sup, alpha)
         # `Align` flips the views of its targets, so they are flipped before
-        second = make_loss(1.0, sample)(outputs.anchors, target.flip(0), sample.labels).total
-        cell, gap = f"alpha={alpha:g}", formulas.gap(outputs.other_view, sup, alpha)
+        second = model.make_loss(1.0, sample)(outputs.anchors, target.flip(0), sample.labels).total
+        cell, gap = f"alpha={alpha:g}", model.gap(outputs.other_view, sup, alpha)
         yield compare("Eq. 4", f"first form - second form, {norms}", gap, (first - second).detach(), cell)
         (by_first,) = torch.autograd.grad(first, wp, retain_graph=True)
         (by_second,) = torch.autograd.grad(second, wp)
@@ -180,32 +165,31 @@ def two_forms(settings: Settings) -> Iterator[Check]:
 
 def expansion(settings: Settings) -> Iterator[Check]:
     """App. A.1: the expansion under the constraints, that is on unit-norm features and with M = 1."""
-    sample = exact_sample(make_world(4, 8, 0.5, settings.seed), settings.seed, one_target_each=True)
-    outputs = features(sample, make_weights(5, 8, settings.seed), make_predictor(5, settings.seed + 1), unit=True)
+    sample = model.exact_sample(model.make_world(4, 8, 0.5, settings.seed), settings.seed, one_target_each=True)
+    outputs = features(
+        sample, model.make_weights(5, 8, settings.seed), model.make_predictor(5, settings.seed + 1), unit=True
+    )
     for alpha in (0.0, 0.3, 0.5, 1.0):
-        loss, cell = make_loss(alpha, sample), f"alpha={alpha:g}"
-        sup = loss.supervised_target(outputs.other_view, sample.labels, outputs.pool)
-        measured = loss(outputs.anchors, outputs.targets, sample.labels, outputs.pool).total
-        arguments = outputs.anchors, outputs.other_view, sup, alpha
-        yield compare("App. A.1", "expanded loss, sign put right", formulas.expansion(*arguments), measured, cell)
+        measured, cell = outputs.loss(alpha), f"alpha={alpha:g}"
+        arguments = outputs.anchors, outputs.other_view, outputs.supervised, alpha
+        yield compare("App. A.1", "expanded loss, sign put right", model.expansion(*arguments), measured, cell)
         if alpha == 0.3:
-            wrong, note = formulas.printed_expansion(*arguments), f"{cell}; the printed + is a slip"
+            wrong, note = model.printed_expansion(*arguments), f"{cell}; the printed + is a slip"
             yield compare("App. A.1", "expanded loss, last line as printed", wrong, measured, note, None)
 
 
 def expectation(settings: Settings) -> Iterator[Check]:
     """Eq. 5 from the shipped loss, by both of its forms, on exact moments and by Monte Carlo."""
-    world = make_world(4, 8, 0.5, settings.seed)
-    sample = exact_sample(world, settings.seed, one_target_each=True)
-    w, wp = make_weights(5, 8, settings.seed), make_predictor(5, settings.seed + 1)
+    world = model.make_world(4, 8, 0.5, settings.seed)
+    sample = model.exact_sample(world, settings.seed, one_target_each=True)
+    w, wp = model.make_weights(5, 8, settings.seed), model.make_predictor(5, settings.seed + 1)
     outputs = features(sample, w, wp)
     for alpha, general in itertools.product((0.0, 0.3, 1.0), (False, True)):
         multipliers = (0.7, -0.4, 2.5) if general else (alpha, 1 - alpha, 1.0)
-        predicted, loss = formulas.lagrangian(world, w, wp, alpha, multipliers), make_loss(alpha, sample)
-        sup = loss.supervised_target(outputs.other_view, sample.labels, outputs.pool)
-        constraints = [norm_squared(rows) - 1 for rows in (outputs.other_view, sup, outputs.anchors)]
-        inputs = outputs.anchors, outputs.targets, sample.labels, outputs.pool
-        squared, cosine = loss(*inputs).total, 2 + 2 * make_loss(alpha, sample, "cosine")(*inputs).total
+        predicted = model.lagrangian(world, w, wp, alpha, multipliers)
+        rows = (outputs.other_view, outputs.supervised, outputs.anchors)
+        constraints = [model.norm_squared(values) - 1 for values in rows]
+        squared, cosine = outputs.loss(alpha), 2 + 2 * outputs.loss(alpha, "cosine")
         # the squared form holds each norm with these weights, the cosine form none
         for multiplier, weight, constraint in zip(multipliers, (alpha, 1 - alpha, 1.0), constraints, strict=True):
             squared = squared + (multiplier - weight) * constraint
@@ -213,8 +197,12 @@ def expectation(settings: Settings) -> Iterator[Check]:
         note = f"alpha={alpha:g}, lambda={', '.join(f'{value:g}' for value in multipliers)}"
         yield compare("Eq. 5", "squared loss + (lambda - own weight) constraints", predicted, squared, note)
         yield compare("Eq. 5", "2 + 2 cosine loss + lambda constraints", predicted, cosine, note)
-    value = formulas.lagrangian(world, w, wp, 0.3, (0.3, 0.7, 1.0))
-    arguments = value, estimates(settings, world, lambda drawn: shipped_lagrangian(drawn, w, wp, 0.3)), settings.samples
+    value = model.lagrangian(world, w, wp, 0.3, (0.3, 0.7, 1.0))
+    arguments = (
+        value,
+        estimates(settings, world, lambda drawn: model.shipped_lagrangian(drawn, w, wp, 0.3)),
+        settings.samples,
+    )
     yield sampling("Eq. 5", "the plain squared loss by Monte Carlo", *arguments, "lambda=0.3, 0.7, 1")
     yield sampling_slope("Eq. 5", "exponent of the Monte-Carlo error", *arguments)
 
@@ -225,9 +213,9 @@ def measure_covariances(sample: Sample, w: Tensor) -> tuple[Tensor, Tensor, Tens
     The loss is symmetric in the views, so the first two come as the mean over both orders.
     """
     zero, identity = torch.zeros(len(w), len(w), dtype=w.dtype), torch.eye(len(w), dtype=w.dtype)
-    at_zero, _ = gradients(sample, w, zero, alpha=1.0)
-    at_one, _ = gradients(sample, w, identity, alpha=1.0)
-    supervised, _ = gradients(sample, w, zero, alpha=0.0)
+    at_zero, _ = model.gradients(sample, w, zero, alpha=1.0)
+    at_one, _ = model.gradients(sample, w, identity, alpha=1.0)
+    supervised, _ = model.gradients(sample, w, zero, alpha=0.0)
     return (at_one - at_zero) / 2, -at_zero / 2, -supervised / 2
 
 
@@ -237,9 +225,12 @@ NAMES = ("E[z1 z1']", "E[z2 z1']", "E[z2sup z1']")
 def covariances(settings: Settings) -> Iterator[Check]:
     """Eq. 6 by Monte Carlo, at several class counts and widths."""
     for classes, width, rows in ((2, 4, 4), (3, 6, 9), (5, 8, 8), (10, 16, 12)):
-        world, w = make_world(classes, width, 0.5, settings.seed), make_weights(rows, width, settings.seed + 1)
+        world, w = (
+            model.make_world(classes, width, 0.5, settings.seed),
+            model.make_weights(rows, width, settings.seed + 1),
+        )
         estimate = estimates(settings, world, partial(measure_covariances, w=w))
-        closed_forms = (formulas.view_covariance, formulas.cross_covariance, formulas.supervised_covariance)
+        closed_forms = (model.view_covariance, model.cross_covariance, model.supervised_covariance)
         for index, (name, formula) in enumerate(zip(NAMES, closed_forms, strict=True)):
 
             def one(size: int, repeat: int, estimate: Any = estimate, index: int = index) -> Tensor:
@@ -254,23 +245,23 @@ def covariances(settings: Settings) -> Iterator[Check]:
 
 def eigenspaces(settings: Settings) -> Iterator[Check]:
     """Eq. 7 on exact moments: in data space the three share V; in feature space only if W'W commutes with S_B."""
-    world = make_world(4, 6, 0.5, settings.seed)
-    sample, (vectors, *spectra) = exact_sample(world, settings.seed), formulas.spectra(world)
-    tall = make_weights(9, 6, settings.seed)
+    world = model.make_world(4, 6, 0.5, settings.seed)
+    sample, (vectors, *spectra) = model.exact_sample(world, settings.seed), model.spectra(world)
+    tall = model.make_weights(9, 6, settings.seed)
     inverse = torch.linalg.pinv(tall)  # W+ W = I for W of full column rank
     inner = [inverse @ matrix @ inverse.mT for matrix in measure_covariances(sample, tall)]
     for name, matrix, values in zip(NAMES, inner, spectra, strict=True):
         quantity, measured = f"V' W+ {name} W+' V, diagonal", vectors.mT @ matrix @ vectors
         yield compare("Prop. 4.5", quantity, torch.diag(values), measured, "W 9 x 6, full column rank")
-    predicted, measured = formulas.commutator(world, torch.eye(6, dtype=DTYPE)), inner[0] @ inner[2]
+    predicted, measured = model.commutator(world, torch.eye(6, dtype=DTYPE)), inner[0] @ inner[2]
     yield compare("Prop. 4.5", "commutator in data space", predicted, measured - inner[2] @ inner[0])
-    commuting = make_weights(9, 6, settings.seed, basis=torch.linalg.eigh(world.between).eigenvectors)
+    commuting = model.make_weights(9, 6, settings.seed, basis=torch.linalg.eigh(world.between).eigenvectors)
     for w, which, note in (
         (commuting, "W'W commutes with S_B", ""),
         (tall, "any W", "not zero: no shared eigenspace here"),
     ):
         view, _, supervised = measure_covariances(sample, w)
-        predicted, measured = formulas.commutator(world, w), view @ supervised - supervised @ view
+        predicted, measured = model.commutator(world, w), view @ supervised - supervised @ view
         yield compare("Prop. 4.5", f"commutator in feature space, {which}", predicted, measured, note)
 
 
@@ -279,30 +270,30 @@ def eigenspaces(settings: Settings) -> Iterator[Check]:
 
 def closed_gradients(settings: Settings) -> Iterator[Check]:
     """dL/dWp and dL/dW of App. A.3 and A.4 against autograd on exact moments."""
-    world = make_world(4, 8, 0.5, settings.seed)
-    sample = exact_sample(world, settings.seed)
-    w, wp = make_weights(5, 8, settings.seed), make_predictor(5, settings.seed + 1)
+    world = model.make_world(4, 8, 0.5, settings.seed)
+    sample = model.exact_sample(world, settings.seed)
+    w, wp = model.make_weights(5, 8, settings.seed), model.make_predictor(5, settings.seed + 1)
     for alpha, lambda3 in itertools.product((0.0, 0.5, 1.0), (1.0, 2.0)):
-        by_wp, by_w = gradients(sample, w, wp, alpha, lambda3)
+        by_wp, by_w = model.gradients(sample, w, wp, alpha, lambda3)
         arguments, cell = (world, w, wp, alpha, lambda3), f"alpha={alpha:g}, lambda3={lambda3:g}"
-        yield compare("App. A.3", "dL/dWp", formulas.predictor_gradient(*arguments), by_wp, cell)
-        yield compare("App. A.4", "dL/dW", formulas.encoder_gradient(*arguments), by_w, cell)
+        yield compare("App. A.3", "dL/dWp", model.predictor_gradient(*arguments), by_wp, cell)
+        yield compare("App. A.4", "dL/dW", model.encoder_gradient(*arguments), by_w, cell)
 
 
 def aligned_gradients(settings: Settings) -> Iterator[Check]:
     """Wp' dL/dWp = dL/dW W' with stop-gradient, for either form; without it, off by a known amount."""
-    world = make_world(4, 8, 0.5, settings.seed)
-    sample = exact_sample(world, settings.seed)
+    world = model.make_world(4, 8, 0.5, settings.seed)
+    sample = model.exact_sample(world, settings.seed)
     # any Wp, not one near I: at alpha = 0 the leak is 2 (I - Wp) W S_B W'
-    w, wp = make_weights(5, 8, settings.seed), make_weights(5, 5, settings.seed + 1)
+    w, wp = model.make_weights(5, 8, settings.seed), model.make_weights(5, 5, settings.seed + 1)
     for alpha in (0.0, 0.5, 1.0):
         cell = f"alpha={alpha:g}"
-        left, right = formulas.aligned_sides(wp, w, *gradients(sample, w, wp, alpha, 2.0))
+        left, right = model.aligned_sides(wp, w, *model.gradients(sample, w, wp, alpha, 2.0))
         yield compare("Thm 4.7", "Wp' dL/dWp = dL/dW W', squared loss", left, right, cell)
-        left, right = formulas.aligned_sides(wp, w, *_batch_gradients(sample, w, wp, alpha, "cosine", True))
+        left, right = model.aligned_sides(wp, w, *_batch_gradients(sample, w, wp, alpha, "cosine", True))
         yield compare("Thm 4.7", "the same, cosine loss on unit-norm features", left, right, cell)
-        left, right = formulas.aligned_sides(wp, w, *_batch_gradients(sample, w, wp, alpha, "squared", False))
-        leak, leaked = formulas.leak(world, w, wp, alpha), right - left
+        left, right = model.aligned_sides(wp, w, *_batch_gradients(sample, w, wp, alpha, "squared", False))
+        leak, leaked = model.leak(world, w, wp, alpha), right - left
         yield compare("Thm 4.7", "dL/dW W' - Wp' dL/dWp without stop-gradient", leak, leaked, cell)
         fraction = (torch.linalg.matrix_norm(leaked) / torch.linalg.matrix_norm(left)).item()
         # otherwise the rows above would prove nothing
@@ -317,6 +308,6 @@ def _batch_gradients(
     """With the batch's class mean for z_sup: a pool detaches what it stores, so only here can a gradient flow."""
     w, wp = w.detach().requires_grad_(), wp.detach().requires_grad_()
     outputs = features(sample, w, wp, unit=form == "cosine", stop_gradient=stop_gradient)
-    total = make_loss(alpha, sample, form)(outputs.anchors, outputs.targets, sample.labels).total
+    total = model.make_loss(alpha, sample, form)(outputs.anchors, outputs.targets, sample.labels).total
     by_wp, by_w = torch.autograd.grad(total, (wp, w))
     return by_wp, by_w

@@ -2,7 +2,7 @@
 
 Everything is float64. A sample is either drawn (its moments have a Monte-Carlo error) or exact: a finite
 sample whose empirical moments equal the population's, so that its mean is the expectation. The checks call the closed
-forms as `formulas.NAME`, so that a test can replace one by a wrong one and see the checks fail.
+forms as `model.NAME`, so that a test can replace one by a wrong one and see the checks fail.
 """
 
 from __future__ import annotations
@@ -134,16 +134,26 @@ def exact_sample(world: World, seed: int, one_target_each: bool = False) -> Samp
 
 
 class Features(NamedTuple):
-    """Inputs of the loss: p = Wp z (2, B, k), z (2, B, k), and the filled pool."""
+    """Inputs of the loss: p = Wp z (2, B, k), z (2, B, k), the filled pool, and the sample with its labels."""
 
     anchors: Tensor
     targets: Tensor
     pool: Queue
+    sample: Sample
 
     @property
     def other_view(self) -> Tensor:
         """z2 for the anchors of view 1 and the reverse, as `Align` pairs them."""
         return self.targets.flip(0)
+
+    @property
+    def supervised(self) -> Tensor:
+        """z2sup."""
+        return make_loss(0.5, self.sample).supervised_target(self.other_view, self.sample.labels, self.pool)
+
+    def loss(self, alpha: float, form: Literal["cosine", "squared"] = "squared") -> Tensor:
+        """The shipped loss."""
+        return make_loss(alpha, self.sample, form)(self.anchors, self.targets, self.sample.labels, self.pool).total
 
 
 def features(sample: Sample, w: Tensor, wp: Tensor, unit: bool = False, stop_gradient: bool = True) -> Features:
@@ -155,7 +165,7 @@ def features(sample: Sample, w: Tensor, wp: Tensor, unit: bool = False, stop_gra
         z, anchors, stored = F.normalize(z, dim=-1), F.normalize(anchors, dim=-1), F.normalize(stored, dim=-1)
     pool = Queue(len(stored), w.shape[0], sample.classes).double()
     pool.push(stored, sample.stored_labels)
-    return Features(anchors, z.detach() if stop_gradient else z, pool)
+    return Features(anchors, z.detach() if stop_gradient else z, pool, sample)
 
 
 def make_loss(alpha: float, sample: Sample, form: Literal["cosine", "squared"] = "squared") -> Align:
@@ -174,8 +184,7 @@ def shipped_lagrangian(sample: Sample, w: Tensor, wp: Tensor, alpha: float, lamb
     lambda2 = 1 - alpha (which only weigh stop-gradient terms); lambda3 = 1 is the shipped loss alone.
     """
     outputs = features(sample, w, wp)
-    total = make_loss(alpha, sample)(outputs.anchors, outputs.targets, sample.labels, outputs.pool).total
-    return total + (lambda3 - 1) * (norm_squared(outputs.anchors) - 1)
+    return outputs.loss(alpha) + (lambda3 - 1) * (norm_squared(outputs.anchors) - 1)
 
 
 def gradients(sample: Sample, w: Tensor, wp: Tensor, alpha: float, lambda3: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from supancl.paper import theory_checks
-from supancl.paper import theory_model as formulas
+from supancl.paper import theory_model as model
 from supancl.paper.theory_checks import (
     EXACT,
     Check,
@@ -29,21 +29,7 @@ from supancl.paper.theory_checks import (
     slope,
     worst_of_each,
 )
-from supancl.paper.theory_model import (
-    DTYPE,
-    Sample,
-    World,
-    draw_sample,
-    exact_sample,
-    features,
-    gradients,
-    make_loss,
-    make_predictor,
-    make_weights,
-    make_world,
-    norm_squared,
-    shipped_lagrangian,
-)
+from supancl.paper.theory_model import DTYPE, Sample, World, features
 from supancl.reporter import track
 from supancl.reports.tables import Table, plain_table
 from supancl.runs.provenance import versions
@@ -65,7 +51,7 @@ def hessian(sample: Sample, w: Tensor, lambda3: float, symmetric: bool = False) 
     rows = len(w)
     flat = torch.zeros(rows * rows, dtype=DTYPE, requires_grad=True)
     wp = flat.view(rows, rows)
-    value = shipped_lagrangian(sample, w, wp + wp.mT if symmetric else wp, 0.5, lambda3)
+    value = model.shipped_lagrangian(sample, w, wp + wp.mT if symmetric else wp, 0.5, lambda3)
     (gradient,) = torch.autograd.grad(value, flat, create_graph=True)
     units = torch.eye(rows * rows, dtype=DTYPE)
     (rows_of_hessian,) = torch.autograd.grad(gradient, flat, units, is_grads_batched=True)
@@ -78,7 +64,7 @@ def minimiser(sample: Sample, w: Tensor, alpha: float, lambda3: float, symmetric
     The squared form is quadratic in Wp, so one Newton step with autograd's derivatives reaches the minimum.
     """
     rows = len(w)
-    gradient, _ = gradients(sample, w, torch.zeros(rows, rows, dtype=DTYPE), alpha, lambda3)
+    gradient, _ = model.gradients(sample, w, torch.zeros(rows, rows, dtype=DTYPE), alpha, lambda3)
     curvature = hessian(sample, w, lambda3, symmetric)
     if not symmetric:
         step: Tensor = torch.linalg.solve(curvature, gradient.flatten())
@@ -90,19 +76,19 @@ def minimiser(sample: Sample, w: Tensor, alpha: float, lambda3: float, symmetric
 
 def optimum(settings: Settings) -> Iterator[Check]:
     """Wp* against the minimiser, the identity it solves, and its rank, over alpha, sigma_e and lambda3."""
-    w = make_weights(ROWS, WIDTH, settings.seed)
+    w = model.make_weights(ROWS, WIDTH, settings.seed)
     for alpha, noise, lambda3 in itertools.product(ALPHAS, NOISES, MULTIPLIERS):
-        world = make_world(CLASSES, WIDTH, noise, settings.seed)
-        sample = exact_sample(world, settings.seed)
+        world = model.make_world(CLASSES, WIDTH, noise, settings.seed)
+        sample = model.exact_sample(world, settings.seed)
         cell, minimum = f"sigma_e={noise:g}, lambda3={lambda3:g}", minimiser(sample, w, alpha, lambda3)
-        predicted = formulas.optimal_predictor(world, w, alpha, lambda3)
+        predicted = model.optimal_predictor(world, w, alpha, lambda3)
         yield compare("Thm 4.6", f"Wp*, alpha={alpha:g}", predicted, minimum, cell)
-        parts = zip(formulas.coefficients(alpha), (world.between, world.within, world.augmentation), strict=True)
+        parts = zip(model.coefficients(alpha), (world.between, world.within, world.augmentation), strict=True)
         predicted = w @ torch.stack([weight * scatter for weight, scatter in parts]).sum(0) @ w.mT
         measured = lambda3 * minimum @ measure_covariances(sample, w)[0]
         yield compare("Thm 4.6", f"lambda3 Wp* E[z1 z1'], alpha={alpha:g}", predicted, measured, cell)
         values = torch.linalg.svdvals(minimum)
-        rank, wanted = int((values > RANK_THRESHOLD * values[0]).sum()), formulas.rank(world, alpha, ROWS)
+        rank, wanted = int((values > RANK_THRESHOLD * values[0]).sum()), model.rank(world, alpha, ROWS)
         numbers = float(wanted), float(rank), float(abs(rank - wanted)), 0.5
         yield Check("Thm 4.6", f"rank of Wp*, alpha={alpha:g}", *numbers, cell)
 
@@ -112,18 +98,18 @@ def coefficients(settings: Settings) -> Iterator[Check]:
 
     At one sigma_e they are not determined (S_B + S_W and S_e are both multiples of I), so the fit spans several.
     """
-    w = make_weights(ROWS, WIDTH, settings.seed)
+    w = model.make_weights(ROWS, WIDTH, settings.seed)
     for alpha in ALPHAS:
         columns, values = [], []
         for noise in NOISES:
-            world = make_world(CLASSES, WIDTH, noise, settings.seed)
-            sample = exact_sample(world, settings.seed)
+            world = model.make_world(CLASSES, WIDTH, noise, settings.seed)
+            sample = model.exact_sample(world, settings.seed)
             minimum = minimiser(sample, w, alpha, 1.0)
             values.append((minimum @ measure_covariances(sample, w)[0]).flatten())
             scatters = (world.between, world.within, world.augmentation)
             columns.append(torch.stack([(w @ scatter @ w.mT).flatten() for scatter in scatters], dim=1))
         fitted = torch.linalg.lstsq(torch.cat(columns), torch.cat(values)[:, None]).solution[:, 0]
-        predicted = list(formulas.coefficients(alpha))
+        predicted = list(model.coefficients(alpha))
         error = (fitted - torch.tensor(predicted, dtype=DTYPE)).abs().max().item()
         note = f"one fit over sigma_e={', '.join(f'{noise:g}' for noise in NOISES)}"
         quantity = f"weights of S_B, S_W, S_e, alpha={alpha:g}"
@@ -132,10 +118,10 @@ def coefficients(settings: Settings) -> Iterator[Check]:
 
 def gains(settings: Settings) -> Iterator[Check]:
     """Wp* W v = gain W v for the eigenvectors v of S_B that lie in the row space of W."""
-    between, vectors = torch.linalg.eigh(make_world(CLASSES, WIDTH, 0.0, settings.seed).between)
-    square = make_weights(WIDTH, WIDTH, settings.seed)
-    spanned = make_weights(ROWS, WIDTH, settings.seed, basis=vectors.flip(1))  # the ROWS leading eigenvectors
-    general = make_weights(ROWS, WIDTH, settings.seed)
+    between, vectors = torch.linalg.eigh(model.make_world(CLASSES, WIDTH, 0.0, settings.seed).between)
+    square = model.make_weights(WIDTH, WIDTH, settings.seed)
+    spanned = model.make_weights(ROWS, WIDTH, settings.seed, basis=vectors.flip(1))  # the ROWS leading eigenvectors
+    general = model.make_weights(ROWS, WIDTH, settings.seed)
     outside = f"any {ROWS} x {WIDTH} W", "v is outside the row space of W: no such gain"
     for w, which, count, note in (
         (square, "W square", WIDTH, ""),
@@ -144,8 +130,8 @@ def gains(settings: Settings) -> Iterator[Check]:
     ):
         grid = itertools.product((0.0, 0.5, 1.0), NOISES, MULTIPLIERS)
         for alpha, noise, lambda3 in ((0.5, 0.5, 1.0),) if note else grid:
-            sample = exact_sample(make_world(CLASSES, WIDTH, noise, settings.seed), settings.seed)
-            inside, predicted = w @ vectors[:, -count:], formulas.gain(between[-count:], alpha, noise, lambda3)
+            sample = model.exact_sample(model.make_world(CLASSES, WIDTH, noise, settings.seed), settings.seed)
+            inside, predicted = w @ vectors[:, -count:], model.gain(between[-count:], alpha, noise, lambda3)
             mapped = minimiser(sample, w, alpha, lambda3) @ inside
             quantity = f"gains of Wp*, first and last v, {which}, alpha={alpha:g}"
             cell, tolerance = note or f"sigma_e={noise:g}, lambda3={lambda3:g}", None if note else EXACT
@@ -157,26 +143,26 @@ def gains(settings: Settings) -> Iterator[Check]:
 
 def conditions(settings: Settings) -> Iterator[Check]:
     """What the theorem assumes or leaves open: convexity, rank of W, the constraint's lambda3, M, sample size."""
-    world = make_world(CLASSES, WIDTH, 0.5, settings.seed)
-    sample = exact_sample(world, settings.seed)
-    wide, tall = make_weights(ROWS, WIDTH, settings.seed), make_weights(WIDTH + 2, WIDTH, settings.seed)
+    world = model.make_world(CLASSES, WIDTH, 0.5, settings.seed)
+    sample = model.exact_sample(world, settings.seed)
+    wide, tall = model.make_weights(ROWS, WIDTH, settings.seed), model.make_weights(WIDTH + 2, WIDTH, settings.seed)
     for w, which, note in (
         (wide, "of full row rank", ""),
         (tall, "not of full row rank", "many minimisers; Wp* is one of them"),
     ):
-        predicted = formulas.curvature(world, w, 2.0).clamp(min=0)
+        predicted = model.curvature(world, w, 2.0).clamp(min=0)
         # rounding turns an eigenvalue of 0 into 1e-16
         predicted = torch.where(predicted < 1e-12, 0.0, predicted)
         least = torch.linalg.eigvalsh(hessian(sample, w, 2.0))[0]
         yield compare("Thm 4.6", f"least curvature in Wp, W {which}", predicted, least, note)
-        by_wp, _ = gradients(sample, w, formulas.optimal_predictor(world, w, 0.5, 2.0), 0.5, 2.0)
+        by_wp, _ = model.gradients(sample, w, model.optimal_predictor(world, w, 0.5, 2.0), 0.5, 2.0)
         yield compare("Thm 4.6", f"dL/dWp at Wp*, W {which}", torch.zeros_like(by_wp), by_wp)
-    lambda3 = formulas.multiplier(world, wide, 0.5)
-    measured = norm_squared(features(sample, wide, minimiser(sample, wide, 0.5, lambda3)).anchors)
+    lambda3 = model.multiplier(world, wide, 0.5)
+    measured = model.norm_squared(features(sample, wide, minimiser(sample, wide, 0.5, lambda3)).anchors)
     quantity, one = "E ||Wp* z1||^2 at the constraint's own lambda3", torch.ones((), dtype=DTYPE)
     yield compare("Thm 4.6", quantity, one, measured, f"lambda3={lambda3:.4f}")
-    single = minimiser(exact_sample(world, settings.seed, one_target_each=True), wide, 0.5, 1.0)
-    predicted = formulas.optimal_predictor(world, wide, 0.5, 1.0)
+    single = minimiser(model.exact_sample(world, settings.seed, one_target_each=True), wide, 0.5, 1.0)
+    predicted = model.optimal_predictor(world, wide, 0.5, 1.0)
     yield compare("Thm 4.6", "Wp* with M = 1 instead of all", predicted, single)
     estimate = estimates(settings, world, lambda drawn: minimiser(drawn, wide, 0.5, 1.0))
     quantity = "exponent of the error of a drawn sample's minimiser"
@@ -185,22 +171,21 @@ def conditions(settings: Settings) -> Iterator[Check]:
 
 def distances(settings: Settings) -> Iterator[Check]:
     """Reported, not asserted: how far Wp* is from being symmetric, and from the normalised loss's minimiser."""
-    world, w = make_world(CLASSES, WIDTH, 0.5, settings.seed), make_weights(ROWS, WIDTH, settings.seed)
-    drawn = dataclasses.replace(draw_sample(world, settings.samples, settings.seed), draws=None)
+    world, w = model.make_world(CLASSES, WIDTH, 0.5, settings.seed), model.make_weights(ROWS, WIDTH, settings.seed)
+    drawn = dataclasses.replace(model.draw_sample(world, settings.samples, settings.seed), draws=None)
     for alpha in (0.0, 0.5, 1.0):
-        optimal = formulas.optimal_predictor(world, w, alpha, 1.0)
+        optimal = model.optimal_predictor(world, w, alpha, 1.0)
         asymmetry = (torch.linalg.matrix_norm(optimal - optimal.mT) / torch.linalg.matrix_norm(optimal)).item()
         quantity = f"asymmetry ||Wp* - Wp*'|| / ||Wp*||, alpha={alpha:g}"
         yield Check("Thm 4.6", quantity, 0.0, asymmetry, asymmetry, note="0 would be Assumption 4.1")
-        symmetric = minimiser(exact_sample(world, settings.seed), w, alpha, 1.0, symmetric=True)
+        symmetric = minimiser(model.exact_sample(world, settings.seed), w, alpha, 1.0, symmetric=True)
         quantity = f"minimiser over symmetric Wp, alpha={alpha:g}"
         yield compare("Thm 4.6", quantity, optimal, symmetric, tolerance=None)
 
         # the loss used in training: unit-norm features, here with all positives of the pool
         def value(flat: Vector, alpha: float = alpha, shape: Tensor = optimal) -> tuple[float, object]:
             wp = torch.from_numpy(flat).view_as(shape).requires_grad_()
-            outputs = features(drawn, w, wp, unit=True)
-            total = make_loss(alpha, drawn)(outputs.anchors, outputs.targets, drawn.labels, outputs.pool).total
+            total = features(drawn, w, wp, unit=True).loss(alpha)
             (by_wp,) = torch.autograd.grad(total, wp)
             return total.item(), by_wp.flatten().numpy()
 
@@ -261,8 +246,11 @@ def norm(matrix: Tensor) -> float:
 
 def follow(flow: Flow, world: World, seed: int) -> Path:
     """Solve the flow with gradients by autograd through the shipped loss, the pool refilled with the current W."""
-    sample, rows = exact_sample(world, seed), world.means.shape[1] - 1
-    w, wp = make_weights(rows, world.means.shape[1], seed, flow.start), make_predictor(rows, seed + 1, flow.start)
+    sample, rows = model.exact_sample(world, seed), world.means.shape[1] - 1
+    w, wp = (
+        model.make_weights(rows, world.means.shape[1], seed, flow.start),
+        model.make_predictor(rows, seed + 1, flow.start),
+    )
 
     def split(state: Vector) -> tuple[Tensor, Tensor]:
         flat = torch.from_numpy(np.ascontiguousarray(state))
@@ -270,7 +258,7 @@ def follow(flow: Flow, world: World, seed: int) -> Path:
 
     def motion(_time: float, state: Vector) -> Vector:
         current_wp, current_w = split(state)
-        by_wp, by_w = gradients(sample, current_w, current_wp, flow.alpha, flow.lambda3)
+        by_wp, by_w = model.gradients(sample, current_w, current_wp, flow.alpha, flow.lambda3)
         derivatives = (-flow.predictor_speed * by_wp - flow.decay * current_wp, -by_w - flow.decay * current_w)
         return torch.cat([derivative.flatten() for derivative in derivatives]).numpy()
 
@@ -286,12 +274,12 @@ def follow(flow: Flow, world: World, seed: int) -> Path:
 
 def decay(settings: Settings) -> Iterator[Check]:
     """Wp'Wp - WW' falls as exp(-2 eta t) without rotating; its ratio to ||WW'|| falls too, if WW' does not vanish."""
-    world = make_world(3, 5, 0.5, settings.seed)
+    world = model.make_world(3, 5, 0.5, settings.seed)
     flows = [Flow(alpha, eta) for alpha, eta in ((0.5, 0.05), (0.5, 0.1), (0.5, 0.15), (0.0, 0.1), (1.0, 0.1))]
     for flow in [*flows, Flow(lambda3=2.0)]:
         path = follow(flow, world, settings.seed)
         setting = f"alpha={flow.alpha:g}, eta={flow.decay:g}, lambda3={flow.lambda3:g}"
-        expected, (first, last) = formulas.decay_rate(flow.decay), (path.differences[0], path.differences[-1])
+        expected, (first, last) = model.decay_rate(flow.decay), (path.differences[0], path.differences[-1])
         yield _rate(f"decay rate, {setting}", expected, path.rate_of(path.differences))
         factor, quantity = math.exp(-expected * flow.duration), "Wp'Wp - WW' at the end, e^(-2 eta t) c"
         yield compare("Thm 4.7", quantity, factor * first, last, setting, SOLVER_TOLERANCE)
@@ -306,10 +294,10 @@ def decay(settings: Settings) -> Iterator[Check]:
             yield Check("Sec. 4.2", quantity, None, after, None, note=f"{before:.4g} at the start")
     # outside the theorem's assumptions: no weight decay, two learning rates, W that vanishes
     still = follow(Flow(decay=0.0), world, settings.seed)
-    expected, measured = formulas.decay_rate(0.0), still.rate_of(still.differences)
+    expected, measured = model.decay_rate(0.0), still.rate_of(still.differences)
     numbers = expected, measured, abs(measured - expected), SOLVER_TOLERANCE
     yield Check("Thm 4.7", "decay rate, eta=0", *numbers, "without weight decay the difference stays")
-    path, expected = follow(Flow(predictor_speed=2.0), world, settings.seed), formulas.decay_rate(0.1)
+    path, expected = follow(Flow(predictor_speed=2.0), world, settings.seed), model.decay_rate(0.1)
     note = f"ratio to ||WW'|| ends at {path.ratio(-1):.3g}"
     quantity = "decay rate, predictor's learning rate doubled, eta=0.1"
     yield dataclasses.replace(_rate(quantity, expected, path.rate_of(path.differences), note), tolerance=None)
