@@ -173,35 +173,6 @@ def test_evaluations_of_a_suite_join_the_run_they_are_of(tmp_path: Path) -> None
     assert lines["theirs"]["rank"].mean == 1.5
 
 
-def test_table_h1_has_a_section_per_pretraining(tmp_path: Path) -> None:
-    of = {"cifar10.supsiam": 90.0, "cifar10.simsiam": 80.0, "cifar100.supsiam": 70.0}
-    for name, value in of.items():
-        make_run(
-            tmp_path / name,
-            recipe(name),
-            {
-                "linear": {"accuracy": value},
-                "linear-cifar10": {"accuracy": value - 30},
-                "linear-cifar100": {"accuracy": value - 40},
-            },
-        )
-    filled = laid("H.1", *sorted(tmp_path.iterdir()))
-    cells = {
-        (line.section.key, line.row): {column: score.mean for column, score in line.ours.items()}
-        for line in filled.lines
-        if line.ours
-    }
-    assert cells == {
-        ("cifar10", "simsiam"): {"linear:cifar10": 80.0, "linear:cifar100": 40.0},
-        ("cifar10", "supsiam"): {"linear:cifar10": 90.0, "linear:cifar100": 50.0},
-        ("cifar100", "supsiam"): {"linear:cifar10": 40.0, "linear:cifar100": 70.0},
-    }
-    marks = {line.row: line.rankings for line in filled.lines if line.rankings}
-    assert marks == {
-        method: dict.fromkeys(PAPER["H.1"].columns, rank) for rank, method in enumerate(("supsiam", "simsiam"))
-    }
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_without_runs_every_table_is_the_papers(name: str, tmp_path: Path) -> None:
     out = tmp_path / "new" / "table"

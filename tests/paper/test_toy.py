@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.image import imread
 from torch import Tensor, nn
 
-from supancl.cli import main
 from supancl.core.branches import Branches
 from supancl.core.losses import Align
 from supancl.core.pools import Queue
@@ -27,11 +23,9 @@ from supancl.paper.toy_study import (
     BatchedQueue,
     Networks,
     Size,
-    draw_data,
     draw_views,
     make_optimizer,
     step,
-    train,
 )
 
 SMALL = Size(dimensions=256, train=160, test=60, width=32, epochs=40, batch=64)
@@ -100,17 +94,6 @@ def test_a_batched_run_equals_the_shipped_modules() -> None:
         torch.testing.assert_close(torch.stack(terms)[..., run], logged, rtol=1e-10, atol=1e-12)
 
 
-def test_a_run_does_not_depend_on_its_neighbours() -> None:
-    reading = replace(READINGS["near"], encoder=10)
-    toys = draw_data(reading, TINY, [0, 1], enlarged=1)
-    together = train(toys, reading, TINY, (0.0, 0.5, 1.0), [0, 1])
-    alone = train(toys[1:], reading, TINY, (0.5,), [1])
-    vectors = toys[1].test
-    torch.testing.assert_close(together.features(1, vectors)[1], alone.features(0, vectors)[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(together.sup[1, 1], alone.sup[0, 0], rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(together.features(1, vectors)[0], together.features(1, vectors)[1], atol=1e-3)
-
-
 def test_views_mask_exactly_the_share_the_shipped_masks_do() -> None:
     vectors = torch.ones(32, 50)
     for share in (0.0, 0.3, 0.6):
@@ -132,20 +115,6 @@ def test_the_trends_of_the_paper_in_small() -> None:
     for row in result["rows"]:
         assert 0 < row["S_W"] <= 1
         assert row["k-NN"] > 33
-
-
-def test_the_command_writes_tables_figure_and_json(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(toy, "QUICK", replace(TINY, epochs=1))
-    monkeypatch.setitem(READINGS, "literal", replace(READINGS["literal"], encoder=10))
-    folder = tmp_path / "out"
-    words = ["paper", "toy", "--quick", "--seeds", "1", "--reading", "literal", "--out", str(folder)]
-    assert main(words) == 0
-    assert json.loads((folder / "toy.json").read_text())["reading"]["name"] == "literal"
-    assert all("| 0.5 |" in (folder / f"table{number}.md").read_text() for number in (1, 2))
-    height, width = imread(folder / "tsne.png").shape[:2]
-    assert width > 4 * height, "five panels in a row"
-    assert "(61.89)" in capsys.readouterr().out  # the paper's
-    assert main(words) == 2  # a study is there
 
 
 @pytest.mark.slow

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image, ImageDraw
 
 from supancl import (
     RECIPES,
     Align,
     Interrupted,
-    Pool,
     PoolSpec,
     Queue,
     Reporter,
@@ -25,7 +23,6 @@ from supancl import (
     recipe,
     register,
 )
-from supancl.core.pools import Stored
 from supancl.recipes import plugins as own
 from supancl.runs.folder import RunFolder
 from tests.files import assert_mentions, supancl
@@ -180,40 +177,6 @@ def test_a_run_goes_on_with_its_own_loss_and_pool(tmp_path):
     assert min(row["ssl"] for row in again.metrics) > 90  # a loss of one's own has its terms logged
     kept = RunFolder(again.folder).read_recipe()[0]
     assert (type(kept.loss), type(kept.pool)) == (Distant, Halved)
-
-
-def test_a_pool_with_what_the_page_asks_for_and_no_more_is_trained_with(tmp_path):
-    class Latest(Pool):
-        def __init__(self, width, classes):
-            super().__init__()
-            self.register_buffer("latest", torch.zeros(classes, width))
-            self.register_buffer("known", torch.zeros(classes, dtype=torch.long))
-
-        @property
-        def counts(self):
-            return self.known
-
-        def push(self, targets, labels):
-            self.latest[labels], self.known[labels] = targets, 1
-
-        def class_mean(self, labels, fallback, samples=None, part=None):
-            return torch.where((self.known[labels] > 0)[:, None], self.latest[labels], fallback)
-
-        def stored(self):
-            return Stored(self.latest, torch.arange(len(self.known)), self.known > 0)
-
-    @register
-    @dataclass(frozen=True)
-    class LatestSpec(PoolSpec):
-        kind: str = "latest"
-
-        def build(self, width, classes, unlabelled=False, ranks=None):
-            return Latest(width, classes)
-
-    quick = {"train.epochs": 1, "data.limit": 256}
-    run = pretrain(replace(recipe("digits.supsiam"), pool=LatestSpec()).with_set(quick), out=tmp_path / "run")
-    last = run.metrics[-1]
-    assert (last["kind"], last["pool_coverage"], last["pool_staleness"]) == ("monitor", 1.0, None)
 
 
 WORDS = "batch mine.spread --jobs 2 --epochs 1 --seeds 1 --set data.limit=256 --rows batch-128,batch-256 --out study"

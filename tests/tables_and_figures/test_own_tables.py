@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.paper.toy_study import Size
@@ -66,7 +67,9 @@ def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("supancl.paper.toy_study.QUICK", TOY)
     folder = tmp_path / "toy"
     run("paper", "toy", "--quick", "--seeds", "1", "--out", folder)
-    assert (folder / "tsne.png").read_bytes().startswith(b"\x89PNG")  # Figure 2
+    height, width = imread(folder / "tsne.png").shape[:2]
+    assert width > 4 * height, "Figure 2: five panels in a row"
+    assert all("| alpha-0.5 |" in (folder / f"table{number}.md").read_text() for number in (1, 2))
     rows = {f"alpha-{row['alpha']:g}": row for row in json.loads((folder / "toy.json").read_text())["rows"]}
     one, two = ours(table("1", tmp_path, folder)), ours(table("2", tmp_path, folder))
     for alpha, row in rows.items():
