@@ -12,21 +12,11 @@ from typing import NamedTuple
 Values = tuple[float, ...]
 Rows = Mapping[str, Values]
 
-TRANSFER = (
-    "cifar10",
-    "cifar100",
-    "dtd",
-    "food101",
-    "mit67",
-    "sun397",
-    "caltech101",
-    "cub200",
-    "dogs",
-    "flowers102",
-    "pets",
-)
+TRANSFER = ("cifar10", "cifar100", "dtd", "food101", "mit67", "sun397", "caltech101", "cub200", "dogs", "flowers102",
+            "pets")  # fmt: skip
 FEWSHOT = ("aircraft", "cub200", "fc100", "flowers102", "fungi", "omniglot", "dtd", "traffic-signs")
 TO_ELEVEN = tuple(f"transfer:{name}" for name in TRANSFER)
+AVERAGE, RANK = ("average", *TO_ELEVEN), ("rank", *TO_ELEVEN)
 TOY_TRANSFER = tuple(f"{kind} {sigma}" for kind in ("interpolation", "extrapolation") for sigma in (0.2, 0.5, 0.8))
 METRICS = ("ssl", "sup", "within", "ratio", "knn", "linear")
 
@@ -226,23 +216,19 @@ PAPER: dict[str, PaperTable] = {
         {"": LINEAR_AND_DETECTION},
         {"": DETECTION_INTERVALS},
     ),
-    "5": PaperTable("table:transfer", ("rank", *TO_ELEVEN), {"": TRANSFER_RESNET}),
+    "5": PaperTable("table:transfer", RANK, {"": TRANSFER_RESNET}),
     "6": PaperTable(
         "table:linear-fewshot",
         ("rank", *(f"fewshot:{name}" for name in FEWSHOT)),
         {"5w1s": ONE_SHOT, "5w5s": FIVE_SHOT},
         {"5w1s": ONE_SHOT_INTERVALS, "5w5s": FIVE_SHOT_INTERVALS},
     ),
-    "7": PaperTable("table:pool-design", ("average", *TO_ELEVEN), {"": POOL_DESIGN}),
-    "8": PaperTable(
-        "table:ablation_collapse",
-        ("collapsed", "knn"),
-        {"": COLLAPSE},
-    ),
-    "F.1": PaperTable("table:alpha", ("average", *TO_ELEVEN), {"": ALPHA}),
-    "F.2": PaperTable("table:numpos", ("average", *TO_ELEVEN), {"": POSITIVES}),
-    "F.3": PaperTable("table:bsz", ("average", *TO_ELEVEN), {"": BATCH}),
-    "G.1": PaperTable("table:vit", ("rank", *TO_ELEVEN), {"": TRANSFER_VIT}),
+    "7": PaperTable("table:pool-design", AVERAGE, {"": POOL_DESIGN}),
+    "8": PaperTable("table:ablation_collapse", ("collapsed", "knn"), {"": COLLAPSE}),
+    "F.1": PaperTable("table:alpha", AVERAGE, {"": ALPHA}),
+    "F.2": PaperTable("table:numpos", AVERAGE, {"": POSITIVES}),
+    "F.3": PaperTable("table:bsz", AVERAGE, {"": BATCH}),
+    "G.1": PaperTable("table:vit", RANK, {"": TRANSFER_VIT}),
     "H.1": PaperTable(
         "table:cifar_result",
         ("linear:cifar10", "linear:cifar100"),

@@ -53,10 +53,6 @@ class Score(NamedTuple):
     way: Way = ()
 
 
-def mean_score(values: Sequence[float], way: Way) -> Score:
-    return Score(*average(values), way)
-
-
 def way_of(row: Row) -> Way:
     settings = row.settings
     split, judged = str(settings.get("split", "held-out")), str(settings.get("judged", ""))
@@ -106,7 +102,7 @@ class Entry:
             is_fraction = rows[0].metric == "ratio" and not self.toy  # the toy study has it in percent
             values = {row.seed: row.value * (100 if is_fraction else 1) for row in reversed(rows)}
             score = Score(values[rows[0].seed], interval=rows[0].interval, way=way)
-            of_seeds = mean_score(list(reversed(values.values())), way)._replace(n=1)
+            of_seeds = Score(*average(list(reversed(values.values()))), way)._replace(n=1)
             found.setdefault(cell, []).append(of_seeds if len(values) > 1 else score)
         return found
 
@@ -193,7 +189,7 @@ class Group:
             return None
         way = min(by_way, key=lambda way: (-len(by_way[way]), distance_from_the_papers(way, probe)))
         first, *others = by_way[way]
-        return mean_score([score.mean for score in by_way[way]], way) if others else first
+        return Score(*average([score.mean for score in by_way[way]]), way) if others else first
 
 
 def group_entries(entries: Iterable[Entry]) -> list[Group]:

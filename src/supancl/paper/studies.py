@@ -73,22 +73,19 @@ def check_cells(base: Recipe) -> None:
 class Study(NamedTuple):
     """One ablation; its rows are those of `VARIED`, or the four cells of Table 8."""
 
-    title: str  # of the column with the rows' names
     table: str  # the paper's table
     reference: str  # the others are compared with this row
     check: Callable[[Recipe], None] = lambda base: None  # BadInput if the study cannot vary this recipe
 
 
 STUDIES: dict[str, Study] = {
-    "pool": Study("pool", "7", "queue", check_align),
-    "positives": Study("positives", "F.2", "M-all", lambda base: check_align(base, ("queue", "class-queues"))),
+    "pool": Study("7", "queue", check_align),
+    "positives": Study("F.2", "M-all", lambda base: check_align(base, ("queue", "class-queues"))),
     # the learning rate scales with the batch automatically: `optimizer.lr` belongs to `reference_batch`
-    "batch": Study("batch", "F.3", "batch-128"),
-    "memory": Study("batch, memory bank", "F.3", "batch-128", check_supcon),
-    "alpha": Study(
-        "alpha", "F.1", "alpha-0.5", lambda base: check_align(base, ("queue", "class-queues", "prototypes"), False)
-    ),
-    "collapse": Study("pool, EMA", "8", "pool", check_cells),
+    "batch": Study("F.3", "batch-128"),
+    "memory": Study("F.3", "batch-128", check_supcon),
+    "alpha": Study("F.1", "alpha-0.5", lambda base: check_align(base, ("queue", "class-queues", "prototypes"), False)),
+    "collapse": Study("8", "pool", check_cells),
 }
 
 
@@ -201,7 +198,9 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
     title = f"{name} study of {base.name}, epochs: {base.train.epochs}, seeds: {sweep.seeds}"
     title += f", images: {len(data.train)} training, {len(images)} {split}"
     last = f"paper: {'collapse, k-NN' if is_collapse else 'Avg'}, Table {study.table}"
-    table = plain_table(title, [study.title, *(title for title, _ in measures.values()), *ENDS, last], lines)
+    table = plain_table(
+        title, [LAYOUTS[study.table].row_title, *(title for title, _ in measures.values()), *ENDS, last], lines
+    )
     remarks = "".join(f"\n- {line}" for line in result["differences"])
     file = sweep.out / ("collapse.json" if is_collapse else "study.json")
     write_text(file.with_suffix(".md"), f"{title}\n\n{to_markdown(replace(table, caption=''))}{remarks}\n")

@@ -28,8 +28,7 @@ LEGEND = "* best, + second best"
 GAP = "  "  # between columns of text
 LATEX_SIGNS = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-    | {"✓": r"$\checkmark$", "✗": r"$\times$", "†": r"$^\dagger$", "*": "$^*$"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "*": "$^*$"}
 )
 
 
