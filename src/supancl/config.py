@@ -66,17 +66,16 @@ def marked(default: Any, *marks: str) -> Any:
 
 
 def fields_marked(section: Any, mark: str, path: str = "") -> dict[str, Any]:
-    """Dotted name -> default of every field with this mark; a marked section counts with all its fields.
+    """Dotted name -> default of every field with this mark, or of all for an empty one.
 
     A field without a default has dataclasses.MISSING there.
     """
     defaults: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value, dotted = getattr(section, field.name), f"{path}.{field.name}" if path else field.name
-        has_mark = mark == "" or bool(field.metadata.get(mark))
         if dataclasses.is_dataclass(value):
-            defaults |= fields_marked(value, "" if has_mark else mark, dotted)
-        elif has_mark:
+            defaults |= fields_marked(value, mark, dotted)
+        elif not mark or field.metadata.get(mark):
             defaults[dotted] = field.default
     return defaults
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from supancl.detection import detect_spec
-from supancl.detection import train as train_module
 from supancl.detection.model import build_detector, load_detector
 from supancl.detection.scenes import Batches, DetectData, prepare_for_training, read_voc
 from supancl.detection.test import coco_scores, detect, recompute_norm_statistics
@@ -117,19 +116,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
     )
     assert rows == others
     assert [step for step, _ in rows] == [1, 2, 3, 4]
-
-
-def test_a_killed_test_is_made_again(place, tmp_path, monkeypatch):
-    def killed(*how):
-        raise KeyboardInterrupt
-
-    counted = train_module.coco_scores
-    monkeypatch.setattr(train_module, "coco_scores", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(place, tmp_path / "run", eval_every=2)
-    monkeypatch.setattr(train_module, "coco_scores", counted)
-    done = run(place, tmp_path / "run", resume=True, eval_every=2)
-    assert [row["step"] for row in done.metrics if row["kind"] == "test"] == [2, 4]
 
 
 def test_the_saved_detector_is_the_tested_one_and_settings_stay(place, tmp_path):

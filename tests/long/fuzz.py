@@ -111,7 +111,7 @@ def read_recipe(chance: random.Random) -> None:
     folder = RunFolder(new_folder("recipes"))
     folder.recipe_file.write_bytes(change_json(content, chance))
     changed, _ = folder.read_recipe()
-    folder.record_settings(changed, ["train.on_nan"])
+    folder.record_settings(changed, ["train.on_collapse"])
 
 
 def set_field(chance: random.Random) -> None:

@@ -49,22 +49,6 @@ def test_every_run_is_listed_with_its_state(runs: Path) -> None:
         assert states(runs)["deep/stopped"] == "running"
 
 
-def test_the_accuracy_is_that_of_the_evaluation_on_the_same_data(runs: Path) -> None:
-    """Also with the k of few references; a result on other data, or a damaged one, does not count."""
-    before, evaluations = describe_run(runs / "finished"), runs / "finished" / "evaluate"
-    assert (before["linear"], before["verdict"]) == (None, "not evaluated")  # the monitor's classifier is another one
-    evaluations.mkdir()
-    for name, text in {
-        "knn": '{"accuracy": 99.5, "source": "other"}',
-        "knn-k3": '{"accuracy": 0.5, "tested_images": 7, "source": "arrays"}',
-        "linear": "[",
-    }.items():
-        (evaluations / f"{name}.json").write_text(text)
-    run = describe_run(runs / "finished")
-    assert (run["knn"], run["linear"], run["tested_images"]) == (0.5, None, 7)
-    assert before["tested_images"] == RunFolder(runs / "finished").metrics()[-1]["knn_queries"]
-
-
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"recipe": 3}', b'{"recipe": {"name": 1}}', b"\xff", b"[" * 9999]
 )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 import torchvision
-from safetensors.torch import save, save_file
+from safetensors.torch import save_file
 
 from supancl import BadInput, load_encoder, recipe
 from supancl.core.encoders import EncoderSpec
@@ -65,39 +63,19 @@ def test_weights_of_timm_are_fetched_into_its_cache_once_they_are_named(home: Pa
         places = (f"timm:{name}", f"https://huggingface.co/timm/{TAGGED}", "HF_HOME", "@FILE")
         with pytest.raises(BadInput, match=mentions(*places)):
             open_encoder(f"timm:{name}")
-    fetched, content = [], save(weights)
+    fetched: list[tuple[str, str]] = []
 
-    class Hub(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            fetched.append((self.command, self.path))
-            self.send_response(200)
-            for key, value in (("ETag", '"abc"'), ("X-Repo-Commit", "f00d"), ("Content-Length", str(len(content)))):
-                self.send_header(key, value)
-            self.end_headers()
-
-        def do_GET(self) -> None:
-            self.do_HEAD()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
+    def fetch(repository: str, file: str) -> str:
+        fetched.append((repository, file))
+        return str(cache_for_timm(home, weights))
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        address = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        monkeypatch.setattr(
-            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-            address + "/{repo_id}/resolve/{revision}/{filename}",
-        )
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    for _ in range(2):  # the second time it is in the cache
         encoder = open_encoder(f"timm:{TAGGED}")
-        server.shutdown()
-    assert {path for _, path in fetched} == {f"/timm/{TAGGED}/resolve/main/model.safetensors"}
-    assert [command for command, _ in fetched].count("GET") == 1
-    assert torch.equal(encoder.body.state_dict()["conv1.0.weight"], weights["conv1.0.weight"])
-    assert encoder.mean == MEAN
-    assert open_encoder(f"timm:{TAGGED}").mean == MEAN  # from the cache: the server is gone
+        assert torch.equal(encoder.body.state_dict()["conv1.0.weight"], weights["conv1.0.weight"])
+        assert encoder.mean == MEAN
+        assert fetched == [(f"timm/{TAGGED}", "model.safetensors")]
     with pytest.raises(BadInput, match=mentions("r16_in1k", TAGGED)):
         open_encoder(f"timm:{SMALL}.r16_in1k")
 

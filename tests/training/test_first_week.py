@@ -64,7 +64,8 @@ def test_a_finished_run_keeps_the_new_place_too_and_gets_its_encoder_back(tmp_pa
     run.encoder.write_bytes(run.encoder.read_bytes()[:100])
     knn = ("evaluate", "knn", run.path, "--device", "cpu")
     assert_mentions(supancl(capsys, *knn).err, "encoder.safetensors", "--resume")
-    resume = ("pretrain", "--resume", "--out", run.path, "--quiet", "--on-nan", "skip", "--data", tmp_path / "moved")
+    resume = ("pretrain", "--resume", "--out", run.path, "--quiet", "--on-collapse", "stop")
+    resume += ("--data", tmp_path / "moved")
     assert supancl(capsys, *resume).code == 0
     assert_same_bits(load_encoder(run.path).state_dict(), weights)
     after = run.read_recipe()[0]

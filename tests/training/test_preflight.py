@@ -12,12 +12,11 @@ from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.distributed.ranks import pick_device
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.runs.folder import RunFolder
-from supancl.training.pretraining import capture_step
-from supancl.training.speed import MIN_STEPS_TO_COMPILE, WARM_UP_STEPS, can_compile, with_speed
+from supancl.training.speed import MIN_STEPS_TO_COMPILE, can_compile, with_speed
 from supancl.training.start import settle_recipe
 from supancl.training.trainer import Trainer, can_replay
 from tests.files import contents, mentions
-from tests.tiny import Notes, tiny_data, tiny_recipe
+from tests.tiny import tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -50,7 +49,6 @@ def test_a_gpu_gets_the_fast_one_and_compiles_where_the_run_is_long_enough(gpu) 
     assert chosen(long_enough, CUDA, 50_000) == ("bf16", True, True)
     assert chosen(made.with_set({"train.epochs": 2}), CUDA, 50_000) == ("bf16", False, True)
     assert chosen(long_enough.with_set({"train.deterministic": True}), CUDA, 50_000) == ("bf16", False, False)
-    assert chosen(made.with_set({"train.epochs": 2, "train.on_nan": "skip"}), CUDA, 50_000) == ("bf16", False, False)
 
 
 def test_a_gpu_without_bf16_trains_in_fp32_or_says_so(gpu) -> None:
@@ -94,27 +92,6 @@ def test_a_run_may_go_on_compiled_or_captured_otherwise(tmp_path: Path) -> None:
             pretrain(data=data, out=folder.path, resume=True, **settings)
 
 
-def test_a_capture_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, notes = Trainer(tiny_recipe(), tiny_data(), CPU), Notes()
-
-    def fails(*how: object) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing. More of it")
-
-    trainer.captured.may_replay, trainer.captured.warm_up_steps_done = True, WARM_UP_STEPS
-    monkeypatch.setattr("supancl.training.speed.Replay", fails)
-    assert trainer.captured.is_due
-    capture_step(trainer, notes)
-    assert len(notes.warnings) == 1
-    assert trainer.captured.replay is None
-    assert not trainer.captured.is_due  # it is not tried at every step
-    # nor does a step that is never captured go on as if it were to be
-    monkeypatch.setattr(
-        "supancl.training.speed.on_side_stream",
-        lambda device: pytest.fail("a stream of its own for an ordinary step"),
-    )
-    assert trainer.advance() is not None
-
-
 def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Trainer:
     random = torch.Generator().manual_seed(0)
     images = [
@@ -124,7 +101,7 @@ def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Train
     return Trainer(tiny_recipe(train__replay=replay), Data(split, split, ("a", "b", "c")), CPU)
 
 
-def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape_and_losses_nobody_waits_for() -> None:
+def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape() -> None:
     one, another = packed_trainer((8, 8), replay=True), packed_trainer((8, 8), (9, 8))
     usual = {"recipe": one.recipe, "device": CUDA, "ranks": SINGLE_PROCESS, "feed": one.feed}
     assert not one.captured.may_replay
@@ -133,7 +110,6 @@ def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape_and_losses_nobo
         {"feed": another.feed},
         {"ranks": Ranks(2)},
         {"device": CPU},
-        {"recipe": one.recipe.with_set({"train.on_nan": "skip"})},
         {"recipe": one.recipe.with_set({"train.replay": False})},
     ):
         assert not can_replay(**usual | changed), changed

@@ -13,7 +13,7 @@ from supancl.data.splits import Data
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
 from tests.files import mentions
-from tests.tiny import SIDE, Notes, assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
+from tests.tiny import SIDE, assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
 
@@ -269,23 +269,6 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_images(monkeypatch, tmp_p
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
 
 
-def test_skipped_steps_are_left_out_and_the_run_stays_finite(monkeypatch, tmp_path: Path) -> None:
-    poisoned(monkeypatch, {3, 7})
-    notes = Notes()
-    run = pretrain(tiny_recipe("supbyol", train__on_nan="skip"), tiny_data(), tmp_path / "run", reporter=notes)
-    assert len(notes.warnings) == 2
-    state = final_state(tmp_path / "run")
-    assert all(torch.isfinite(value).all() for value in state.values() if value.is_floating_point())
-    assert int(state[".pool.clock"]) == 8  # ten steps, two of them pushed nothing
-    assert all(torch.isfinite(p).all() for p in run.encoder.parameters())
-
-
-def test_a_run_that_only_skips_gives_up(monkeypatch, tmp_path: Path) -> None:
-    poisoned(monkeypatch, set(range(100)))
-    with pytest.raises(NonFinite, match=mentions("step 1")):  # one of an epoch may be skipped
-        pretrain(tiny_recipe(train__on_nan="skip", train__epochs=9), tiny_data(), tmp_path / "run")
-
-
 @pytest.mark.parametrize(
     ("value", "what"), [(1e37, ("features", "held-out images", "finite")), (np.inf, ("weights", "finite"))]
 )
@@ -305,16 +288,6 @@ def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, wh
         pretrain(tiny_recipe(train__epochs=1, train__batch_size=42), tiny_data(), tmp_path / "run")
     assert not (tmp_path / "run" / "encoder.safetensors").exists()
     assert not list((tmp_path / "run" / "checkpoints").glob("*.pt"))
-
-
-def test_a_skipped_step_of_the_released_code_leaves_the_target_where_it_was(monkeypatch) -> None:
-    trainer = trainer_of(replace(tiny_recipe("supbyol", train__on_nan="skip"), compat="released-code"))
-    take_step(trainer)
-    before = {name: value.clone() for name, value in trainer.model.branches.state_dict().items()}
-    poisoned(monkeypatch, {trainer.step})
-    assert trainer.advance() is None
-    for name, value in trainer.model.branches.state_dict().items():
-        assert torch.equal(value, before[name]), name
 
 
 def test_a_run_does_not_continue_on_other_data(tmp_path: Path) -> None:

@@ -9,16 +9,13 @@ import pytest
 import torch
 
 from supancl import from_arrays, pretrain
-from supancl.core.pools import Queue
 from supancl.errors import BadInput
 from supancl.training.checks import fit_labels
-from supancl.training.trainer import Trainer
-from tests.files import class_folders, mentions, noise, picture, supancl, table
+from tests.files import mentions, noise, picture, supancl, table
 from tests.test_resume import crash_and_resume
 from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
-WEIGHTS = np.eye(4)[np.arange(20) % 4] + 0.5 * np.eye(4)[np.arange(20) % 3]
 TINY = [
     "--epochs", "2", "--batch-size", "8", "--device", "cpu", "--quiet",
     "--set", "encoder.width=8", "--set", "pool.size=16", "--set", "schedule.warmup_epochs=0",
@@ -42,20 +39,6 @@ def test_a_stopped_run_ends_with_the_same_bits(method, pool, settings, tmp_path)
     pretrain(recipe, data, tmp_path / "whole")
     crash_and_resume(recipe, data, tmp_path / "stopped", at=5)
     assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
-
-
-def test_other_weights_train_another_encoder():
-    """Labels reach the loss: weights change it, also for a pool that has filled."""
-    found = []
-    for change in (1.0, 0.5):
-        weights = WEIGHTS.copy()
-        weights[:, 0] *= change
-        trainer = Trainer(tiny_recipe("supsiam"), from_arrays(noise(20, 8, 8), weights), CPU)
-        assert type(trainer.model.pool) is Queue
-        for _ in range(4):
-            trainer.advance()
-        found.append(trainer.inputs.drain_log(torch.empty(0)).sup)
-    assert found[0] != found[1]
 
 
 def test_class_queues_with_several_labels_are_refused_where_their_copies_would_be_compared(tmp_path):
@@ -95,28 +78,3 @@ def test_from_a_table_to_an_encoder(tmp_path, capsys, monkeypatch):
     assert supancl(capsys, "embed", "run", "--data", path, "--out", "features.csv").code == 0
     assert "cat;dog:0.7" in (tmp_path / "features.csv").read_text().splitlines()[1]
     assert supancl(capsys, "report", "run").code == 0
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_from_nested_folders_to_an_encoder(here, capsys):
-    class_folders(here / "photos", ("animal/cat", "animal/dog", "plant/rose", "plant"), 6)
-    levels = ("--set", "data.hierarchy=paths", "--set", "data.level_weights=[2,1]")
-    supancl(capsys, "data", "show", "photos", *levels, "--out", "sheets", "--json", "facts.json")
-    facts = json.loads((here / "facts.json").read_text())
-    assert facts["levels"] == [2, 3]
-    assert facts["histogram"]["plant"] == {"train": 12}
-    trained = supancl(capsys, "pretrain", "digits.supsiam", "--data", "photos", *levels, *TINY, "--out", "run")
-    assert trained.code == 0, trained.err
-    recipe = json.loads((here / "run" / "recipe.json").read_text())
-    assert recipe["recipe"]["data"]["hierarchy"] == "paths"
-    assert recipe["recipe"]["data"]["level_weights"] == [2, 1]
-    assert (recipe["data"]["classes"], recipe["data"]["labels_per_image"]["largest_weight"]) == (5, 2)
-    assert supancl(capsys, "embed", "run", "--data", "photos", "--out", "features.npz").code == 0
-    with np.load(here / "features.npz") as features:
-        assert features["class_names"].tolist() == ["animal", "animal/cat", "animal/dog", "plant", "plant/rose"]
-        assert np.bincount(features["train_labels"]).tolist() == [0, 6, 6, 6, 6]

@@ -23,7 +23,7 @@ import supancl
 from supancl import paper
 from supancl.cli.doctor import doctor
 from supancl.cli.layer import DEFAULT, Commands, OneLineParser, add_commands, call, summarize
-from supancl.distributed import should_print, should_report_failure
+from supancl.distributed import from_environment, should_report_failure
 from supancl.errors import (
     BadInput,
     CheckFailed,
@@ -197,7 +197,7 @@ def print_error(text: str) -> None:
 
 def check_json(target: str | None, others: Sequence[str] = ()) -> None:
     """Refuse a --json file that cannot be written, or is also another output, before the work starts."""
-    if target in (None, "-") or not should_print():  # of several ranks one writes
+    if target in (None, "-") or not from_environment().is_rank0:  # of several ranks one writes
         return
     path = Path(str(target))
     if path.resolve() in [Path(other).resolve() for other in others]:
@@ -216,7 +216,7 @@ def is_result(path: Path) -> bool:
 
 def write_json(target: str | None, result: Any) -> None:
     """Write a result; an object such as a run has a method `summary` for it."""
-    if target is None or not should_print():  # of several ranks one writes
+    if target is None or not from_environment().is_rank0:  # of several ranks one writes
         return
     text = json.dumps(jsonable(result.summary() if hasattr(result, "summary") else result), indent=2)
     try:

@@ -237,8 +237,10 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     folder = Path(images) if images else file.parent
     try:
         content = json.loads(read_text(file, limit=MAX_ANNOTATION_BYTES))
-        names = {number: str(entry["name"]) for number, entry in _index_by_id(content["categories"]).items()}
-        entries, classes = _index_by_id(content["images"]), tuple(sorted(set(names.values())))
+        names = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
+        entries, classes = {int(entry["id"]): entry for entry in content["images"]}, tuple(sorted({*names.values()}))
+        if len(entries) < len(content["images"]):  # as in files merged by hand: boxes would get lost
+            raise ValueError("two images have the same id")
         annotations: dict[int, list[dict[str, Any]]] = {number: [] for number in entries}
         for entry in content["annotations"]:
             if 0 not in entry["bbox"][2:]:  # boxes of no width or height are left out
@@ -257,15 +259,6 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{file}: not a COCO annotation file ({type(error).__name__}: {error})") from None
     return Scenes(scenes, classes, str(file))
-
-
-def _index_by_id(entries: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Entries by id. Ids must be unique: in files merged by hand they often repeat, and boxes would get lost."""
-    indexed: dict[int, dict[str, Any]] = {}
-    for entry in entries:
-        if indexed.setdefault(int(entry["id"]), entry) != entry:
-            raise ValueError(f"two entries have the id {entry['id']}")
-    return indexed
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ process, or gets a `RowRange`: the rows of a batch that this process has.
 from supancl.distributed.processes import from_environment as from_environment
 from supancl.distributed.processes import join_ranks as join_ranks
 from supancl.distributed.processes import require_single_process as require_single_process
-from supancl.distributed.processes import should_print as should_print
 from supancl.distributed.processes import should_report_failure as should_report_failure
 from supancl.distributed.ranks import SINGLE_PROCESS as SINGLE_PROCESS
 from supancl.distributed.ranks import RankFailed as RankFailed

@@ -51,11 +51,6 @@ def require_single_process(task: str) -> None:
         raise BadInput(f"{task} runs in one process, not in {ranks.size} ranks; start it without torchrun")
 
 
-def should_print() -> bool:
-    """Whether this process prints: rank 0 does, unless another rank has a failure to report."""
-    return _reports_failure[-1] if _reports_failure else from_environment().is_rank0
-
-
 def should_report_failure() -> bool:
     """Whether this process reports why it ends: before the ranks are connected each does, then the first to fail."""
     return not _reports_failure or _reports_failure[-1]

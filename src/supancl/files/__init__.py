@@ -142,7 +142,8 @@ def hold_lock(lock: Path, waiting: Callable[[str], None], every: float = 0.2) ->
     `waiting` is called once with the owner's process number if the lock is taken. The folder is made if it is missing.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
-    open_to_append(lock).close()
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed just now: it is made again below
+        open_to_append(lock).close()
     held = FileLock(lock, fallback_to_soft=False)
     try:
         held.acquire(timeout=0)

@@ -74,7 +74,6 @@ class TrainSpec:
     checkpoint_every: Count | None = marked(None, INCIDENTAL)
     monitor_every: Natural = marked(1, INCIDENTAL)  # epochs; 0 turns the monitor off
     on_collapse: Literal["warn", "stop"] = marked("warn", MAY_CHANGE_ON_RESUME, INCIDENTAL)
-    on_nan: Literal["stop", "skip"] = marked("stop", MAY_CHANGE_ON_RESUME, INCIDENTAL)
     # checkpoints of the finished run; while it trains there are two, or with "all" every one
     keep: Literal["one", "none", "all"] = marked("one", MAY_CHANGE_ON_RESUME, INCIDENTAL)
 
@@ -258,6 +257,8 @@ def recipe_from_json(text: str, location: str) -> Recipe:
     try:
         content = parse_json(text)
         stored = dict(content["recipe"])
+        if isinstance(train := stored.get("train"), dict):
+            stored["train"] = {key: value for key, value in train.items() if key != "on_nan"}  # of 0.2.0
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{location}: not a recipe.json of supancl ({error})") from None
     plugins = content.get("plugins")

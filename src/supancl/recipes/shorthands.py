@@ -57,8 +57,6 @@ class RecipeSettings(TypedDict, total=False):
         bit-exact results on a GPU too (slower)
     on_collapse
         what to do when the representation collapses
-    on_nan
-        what to do when the loss is not finite
     """
 
     method: str
@@ -78,7 +76,6 @@ class RecipeSettings(TypedDict, total=False):
     compile: bool
     deterministic: bool
     on_collapse: Literal["warn", "stop"]
-    on_nan: Literal["stop", "skip"]
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from supancl.data.splits import Data
-from supancl.distributed import should_print
+from supancl.distributed import from_environment
 from supancl.errors import make_visible, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import plugin_flags
@@ -84,7 +84,7 @@ def python_terminal(verbose: bool | None) -> Reporter:
 
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:
     """A console on stdout, or on stderr if the JSON goes to stdout; of several ranks only one prints."""
-    console = SafeConsole(stderr=json_to_stdout, quiet=quiet or not should_print())
+    console = SafeConsole(stderr=json_to_stdout, quiet=quiet or not from_environment().is_rank0)
     if not console.is_terminal:
         console.width = 160  # a file has no edge to wrap at
     return console

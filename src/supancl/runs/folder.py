@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from supancl.config import parse_json, to_json
-from supancl.data.content import Content
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Data
 from supancl.errors import BadInput
@@ -27,7 +26,6 @@ from supancl.files import (
     read_json,
     read_text,
     remove_left_over_files,
-    write_bytes,
     write_sealed_json,
     write_text,
 )
@@ -72,13 +70,6 @@ class RunFolder:
     def has_run(self) -> bool:
         return self.recipe_file.exists()
 
-    @property
-    def leftover_files(self) -> list[Path]:
-        """Files of a run whose recipe.json is missing: it cannot resume and is not overwritten."""
-        recipes = [self.path / "recipe.json", self.path / "detect.json"]  # of the other kind of run
-        files = [*self.checkpoint_files(), self.encoder, self.metrics_file, *recipes]
-        return [] if self.has_run else [file for file in files if file.exists()]
-
     def checkpoint_files(self) -> list[Path]:
         """The checkpoints, oldest first."""
         return sorted(self.checkpoints.glob("step-*.pt"))
@@ -92,7 +83,10 @@ class RunFolder:
             check_no_link(path)  # a received folder could make a run write anywhere
         if self.has_run and not resume:
             raise BadInput(f"{self.path} already holds a run; continue it with resume, or choose another out")
-        for file in self.leftover_files:
+        # files of a run whose recipe.json is missing, or of the other kind of run
+        files = [*self.checkpoint_files(), self.encoder, self.metrics_file]
+        files += [self.path / "recipe.json", self.path / "detect.json"]
+        for file in [] if self.has_run else [file for file in files if file.exists()]:
             raise BadInput(
                 f"{self.path} holds {file.relative_to(self.path)} of a run and no {self.recipe_file.name}; restore "
                 "that and continue with resume, or choose another out"
@@ -148,11 +142,6 @@ class RunFolder:
             content["plugin_digests"] = {file: digest(Path(file)) for file in plugins if Path(file).is_file()}
         content |= {key: value for key, value in (about or {}).items() if value}
         write_sealed_json(self.recipe_file, content)
-
-    def write_content(self, content: Content | None) -> None:
-        """Write a checksum of each image, for `resume` to name those that have changed."""
-        if content is not None:
-            write_bytes(self.content_file, content.to_bytes())
 
     def record_settings(self, recipe: Recipe, names: list[str]) -> None:
         """Write settings that changed on resume into recipe.json; everything else is kept."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,60 +17,34 @@ from supancl.core.encoders import sincos_positions
 from supancl.errors import BadInput
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """Where a library's checkpoint keeps the backbone, and what distinguishes it from others with the same prefix."""
 
     name: str
     online: str  # prefix of the backbone that is trained by gradient
     target: tuple[str, ...] = ()  # prefixes of its moving average
     marks: tuple[str, ...] = ()  # at least one of these prefixes must be present, if any are listed
-    ignored: str = ""  # what else such a file holds and is not read
-    state_dict_key: str = "state_dict"  # where the state dict is in the file
     stem_padding: int = 1  # of a 3 x 3 stem
-    source: str = ""  # library, commit or version, file
 
 
-# name, online, targets, marks, what else such a file holds, its state dict, padding of the stem, source of the names
+# docs/import.md says from which files of each library the names are, and what else a checkpoint holds
 FORMATS = (
-    Format("moco", "encoder_q.", ("encoder_k.",), (), "fc (projector), queue",
-           source="facebookresearch/moco@4397a04 moco/builder.py"),
-    Format("moco-v3", "base_encoder.", ("momentum_encoder.",), (), "fc or head (projector), predictor",
-           source="facebookresearch/moco-v3@38aae44 vits.py, @0c5d00a moco/builder.py"),
-    Format("byol-pytorch", "online_encoder.net.", ("target_encoder.net.",), (),
-           "net (the same backbone again), projector, online_predictor", "top level",
-           source="lucidrains/byol-pytorch@6717204 byol_pytorch/byol_pytorch.py"),
-    Format("simsiam", "encoder.", (), ("encoder.fc.",), "encoder.fc (projector), predictor",
-           source="facebookresearch/simsiam@39ac33e simsiam/builder.py"),
-    Format("solo-learn-encoder", "encoder.", ("momentum_encoder.",), ("classifier.",),
-           "classifier, projector, predictor, queue (solo-learn's first releases)", stem_padding=2,
-           source="vturrisi/solo-learn@008f64f solo/methods/base.py"),
-    Format("sup-ancl", "encoder.", ("target_encoder.",), ("projector.",),
-           "projector, target_projector, predictor, queue, queue_labels, queue_ptr",
-           source="JH-Oh-23/Sup-ANCL@d4a6430 builder.py (the authors' code)"),
-    Format("supcontrast", "encoder.", (), ("head.", "fc."), "head or fc", "model",
-           source="HobbitLong/SupContrast@2728c67 networks/resnet_big.py"),
+    Format("moco", "encoder_q.", ("encoder_k.",)),
+    Format("moco-v3", "base_encoder.", ("momentum_encoder.",)),
+    Format("byol-pytorch", "online_encoder.net.", ("target_encoder.net.",)),
+    Format("simsiam", "encoder.", (), ("encoder.fc.",)),
+    Format("solo-learn-encoder", "encoder.", ("momentum_encoder.",), ("classifier.",), stem_padding=2),
+    Format("sup-ancl", "encoder.", ("target_encoder.",), ("projector.",)),  # the authors' code
+    Format("supcontrast", "encoder.", (), ("head.", "fc.")),
     # in some of lightly's benchmarks `backbone` is the moving average and its copy is what learns
-    Format("lightly-query", "query_backbone.", ("backbone.",), (), "projection heads, online_classifier",
-           source="lightly-ai/lightly@00283d7 benchmarks/imagenet/resnet50/mocov2.py"),
-    Format("lightly-student", "student_backbone.", ("teacher_backbone.", "backbone."), (),
-           "projection and prediction heads, online_classifier",
-           source="lightly-ai/lightly@106fec9 benchmarks/imagenet/resnet50/dino.py"),
+    Format("lightly-query", "query_backbone.", ("backbone.",)),
+    Format("lightly-student", "student_backbone.", ("teacher_backbone.", "backbone.")),
     Format("lightly", "backbone.", ("backbone_momentum.", "teacher_backbone.", "momentum_backbone."),
-           ("projection_head.", "prediction_head.", "online_classifier."),
-           "projection and prediction heads, online_classifier, criterion",
-           source="lightly 1.6.0 models/resnet.py; @13602954 examples/pytorch_lightning/byol.py; "
-           "@32c2b47 benchmarks/imagenet/resnet50/byol.py"),
-    Format("solo-learn", "backbone.", ("momentum_backbone.",), ("classifier.",),
-           "classifier, projector, predictor, queue, momentum_projector, momentum_classifier", stem_padding=2,
-           source="vturrisi/solo-learn@c980e9e solo/methods/base.py"),
-    Format("mmpretrain", "backbone.", ("target_net.0.", "encoder_k.0.", "momentum_encoder.0."), ("neck.", "head."),
-           "neck, head, queue",
-           source="open-mmlab/mmpretrain@0979e78 mmpretrain/models/backbones/resnet.py, @0276306 selfsup/byol.py"),
-    Format("vissl", "_feature_blocks.", (), (), "heads", "classy_state_dict.base_model.model.trunk",
-           source="facebookresearch/vissl@0832020 vissl/models/trunks/resnext.py"),
-    Format("plain", "", (), (), "fc, head, classifier, projection_head, prototypes", "top level, state_dict or model",
-           source="torchvision 0.29.2 models/resnet.py; timm 1.0.30 models/vision_transformer.py"),
+           ("projection_head.", "prediction_head.", "online_classifier.")),
+    Format("solo-learn", "backbone.", ("momentum_backbone.",), ("classifier.",), stem_padding=2),
+    Format("mmpretrain", "backbone.", ("target_net.0.", "encoder_k.0.", "momentum_encoder.0."), ("neck.", "head.")),
+    Format("vissl", "_feature_blocks."),
+    Format("plain", ""),
 )  # fmt: skip
 
 STATE_DICT_KEYS = ("state_dict", "model", "model_state_dict", "classy_state_dict.base_model.model.trunk", "")

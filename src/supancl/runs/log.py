@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from supancl.config import parse_json
-from supancl.errors import BadInput, Interrupted, Stopped
+from supancl.errors import BadInput, Collapsed, Interrupted, Stopped
 from supancl.files import (
     describe_write_failure,
     is_as_written,
@@ -164,14 +164,8 @@ def read_end(folder: RunFolder) -> RunEnd | None:
 
 
 def has_collapsed(folder: RunFolder) -> bool | None:
-    """Whether a run has collapsed, by finished.json or its newest readable checkpoint; None if neither says."""
+    """Whether a run has collapsed, by finished.json or stopped.json; None if neither says."""
     if (end := read_end(folder)) is not None:
         return end.collapsed
-    for path in reversed(folder.checkpoint_files()):
-        from supancl.runs.checkpoint import load_tensors  # here, because torch takes seconds and finished.json none
-
-        with contextlib.suppress(BadInput, OSError):
-            monitor = load_tensors(path, mapped=True).get("monitor")
-            collapsed = monitor.get("collapsed") if isinstance(monitor, dict) else None
-            return collapsed if isinstance(collapsed, bool) else None
-    return None
+    stop = read_stop(folder)
+    return True if stop is not None and stop.exit_code == Collapsed.exit_code else None

@@ -73,7 +73,7 @@ class RunsFailed(CheckFailed):
         first = next(iter(failed))
         super().__init__(
             f"failed runs: {len(failed)} of {len(result['rows'])}, in no mean ({', '.join(failed)}); the other results "
-            f"are in {out}; retry continues them, with on_nan skip or on_collapse warn past what stopped them; "
+            f"are in {out}; retry continues them, with on_collapse warn past a collapse; "
             f"{first}: {failed[first].reason}",
             result,
         )

@@ -58,8 +58,8 @@ class Loop(ABC):
     # --- what a run is ------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def advance(self) -> int | None:
-        """Take the next step and return the number of its images; None if it is to be skipped."""
+    def advance(self) -> int:
+        """Take the next step and return the number of its images."""
 
     @abstractmethod
     def row(self) -> dict[str, Any] | None:
@@ -102,10 +102,7 @@ class Loop(ABC):
             while self.step < self.steps:
                 is_new = True
                 try:
-                    new_images = self.advance()
-                    if new_images is None:
-                        continue
-                    images += new_images
+                    images += self.advance()
                 except WaitStopped:  # by a signal: the run stops below, with the state after the step before
                     is_new = False
                 signal_number = self.ranks.signal_on_any_rank(received)

@@ -5,10 +5,9 @@ A run begins with random weights, those of `init`, or its newest checkpoint.
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ from torch import Tensor
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.data.sources.arrays import FROM_PYTHON
 from supancl.data.splits import Data
-from supancl.errors import BadInput, Collapsed, NonFinite, program_name
-from supancl.files import digest, reason
+from supancl.errors import BadInput, Collapsed, NonFinite
+from supancl.files import digest, reason, write_bytes
 from supancl.recipes.plugins import plugin_flags
 from supancl.recipes.recipe import first_changed_setting
 from supancl.reporter import Reporter
@@ -31,11 +30,6 @@ from supancl.training.monitor import advice_to_continue, check_collapsed_run, co
 from supancl.training.step import StepStats
 from supancl.training.trainer import Trainer
 
-T = TypeVar("T")
-# a run with on_nan=skip gives up at this many steps, or at more than this fraction of an epoch's steps
-MAX_SKIPPED_STEPS = 20
-MAX_SKIPPED_FRACTION = 0.05  # one step of an epoch may always be skipped
-
 
 class Pretraining(Loop):
     """The trainer of a run, and everything it reads and writes."""
@@ -45,20 +39,15 @@ class Pretraining(Loop):
     def __init__(
         self, trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter
     ) -> None:
-        self.trainer, self.data, self.recipe, self.ranks = trainer, data, trainer.recipe, trainer.ranks
+        self.trainer, self.data, self.recipe = trainer, data, trainer.recipe
+        self.folder, self.reporter, self.ranks = folder, reporter, trainer.ranks
         settings = self.recipe.train
         self.log_every, self.checkpoint_every = settings.log_every, settings.checkpoint_every
         self.keeps_all = settings.keep == "all"
         self.stats: StepStats | None = None
         self.targets = torch.empty(0)
-        recorded = self.ranks.on_rank0(folder.read_init) if resume else None
-        # a run that ended before its first checkpoint starts again from the recorded weights
-        is_new = not load_start(trainer, data, folder, resume, init if recorded is None else recorded, reporter)
-        start = recorded
-        if is_new and recorded is None and init is not None:
-            start = describe_init(trainer.model.branches.encoder, init)
-        about = {"init": start, "hardware": hardware(trainer.device)}
-        self.ranks.on_rank0(lambda: write_start(trainer, data, folder, about))
+        start = self.load_start(resume, init)
+        self.ranks.on_rank0(lambda: self.write_start(start))
         super().__init__(folder, self.step if resume else None, reporter, self.ranks)
 
     @property
@@ -78,21 +67,103 @@ class Pretraining(Loop):
         end = RunEnd(self.step, self.trainer.monitor.collapsed)
         self.ranks.on_rank0(lambda: record_end(self.folder, end, self.recipe.train.keep))
 
+    # --- the first moment ---------------------------------------------------------------------------------------------
+
+    def load_start(self, resume: bool, init: Path | str | None) -> dict[str, str] | None:
+        """Load the newest checkpoint or the weights of `init`, and return how recipe.json describes the latter.
+
+        A run that ended before its first checkpoint starts again from the recorded weights.
+        """
+        trainer, folder, ranks, branches = self.trainer, self.folder, self.ranks, self.trainer.model.branches
+        encoder: Any = branches.encoder
+        start = ranks.on_rank0(folder.read_init) if resume else None
+        state = ranks.on_rank0(lambda: load_state_to_resume(folder.checkpoints, self.reporter)) if resume else None
+
+        def weights_of_start() -> dict[str, Tensor]:
+            if start is not None:
+                load_init(encoder, start)
+            elif init is not None:
+                fill_encoder(encoder, init)
+            return {name: value.cpu() for name, value in encoder.state_dict().items()}
+
+        if state is not None:
+            self.continue_from(state)
+        elif start is not None or init is not None:
+            encoder.load_state_dict(ranks.on_rank0(weights_of_start))
+            branches.copy_to_target()
+            start = start or describe_init(encoder, str(init))
+        if self.step < (restart := self.recipe.schedule.restart_epoch * trainer.steps_per_epoch):
+            raise BadInput(
+                f"{folder.path}: schedule.restart_epoch continues another run at step {restart}, and no checkpoint of "
+                "that step is here; extend that run with extend RUN, or leave the setting at 0"
+            )
+        return start
+
+    def continue_from(self, state: dict[str, Any]) -> None:
+        """Load a checkpoint; refuse other settings, data, or another kind of device: its random numbers differ."""
+        folder, saved, rng, device = self.folder, state["settings"], state.get("rng"), self.trainer.device.type
+        if (key := first_changed_setting(saved, self.recipe)) is not None:
+            value, before = flattened(self.recipe).get(key), saved.get(key, "its default")
+            raise BadInput(
+                f"{folder.recipe_file} was changed: {key} is {value!r}, the run was trained with {before!r}; put that "
+                f"back, or start another run with init {folder.path} and another out"
+            )
+        if isinstance(rng, dict) and (rng.get("cuda") is None) != (device == "cpu"):
+            original = "a CPU; hide the GPU with CUDA_VISIBLE_DEVICES=" if rng.get("cuda") is None else "a GPU"
+            raise BadInput(
+                f"{folder.path} cannot continue on {device}: it was started on {original}, or start another run from "
+                f"its encoder with init {folder.path}"
+            )
+        self.ranks.on_rank0(lambda: check_same_data(folder, self.data))
+        for file, before in folder.read("plugin_digests", dict[str, str]()).items():
+            if Path(file).is_file() and digest(Path(file)) != before:
+                self.reporter.warn(f"{file}: differs from the plugin that this run was begun with; it is used as it is")
+        for line in self.ranks.on_rank0(lambda: check_same_content(folder, self.data)):
+            self.reporter.warn(line)
+        self.trainer.load(state)
+        if self.trainer.monitor.collapsed and self.step < self.steps:
+            self.reporter.warn(check_collapsed_run(self.recipe, self.step, folder.path))
+
+    def write_start(self, start: dict[str, str] | None) -> None:
+        """Bring the files of a run to its first step, or to the one where it stopped."""
+        recipe, data, folder = self.recipe, self.data, self.folder
+        folder.stop_file.unlink(missing_ok=True)
+        if self.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
+            content = data.content
+            described = {} if content is None else {"content": content.digest, "content_of": CONTENT_OF[content.kind]}
+            side = {} if recipe.data.stream else {"short_side": data.train.median_short_side()}
+            about = {"init": start, "hardware": hardware(self.trainer.device)}
+            folder.write_recipe(recipe, data.classes, {**data.summary, **described, **side}, about)
+            if content is not None:  # for `evaluate` to find these images in others
+                write_bytes(folder.content_file, content.to_bytes())
+        else:
+            free = set(fields_marked(recipe, MAY_CHANGE_ON_RESUME)) - set(fields_marked(recipe, AUTOMATIC))
+            kept = sorted(free) if self.step < self.steps else []  # a finished run keeps its settings
+            folder.record_settings(recipe, [*kept, "data.source", "data.joined"])  # the data may have moved
+        for file, weights, metadata in self.weight_files() if self.step == self.steps else ():
+            if not is_readable(file):  # no epoch is left that would write it
+                save_safetensors(file, weights, metadata)
+        folder.keep_metrics_until(self.step)
+
+    def weight_files(self) -> list[tuple[Path, dict[str, Tensor], dict[str, str]]]:
+        """Path, tensors and metadata of encoder.safetensors and projector.safetensors."""
+        encoder: Any = self.trainer.model.branches.encoder
+        projector: Any = self.trainer.model.branches.projector
+        folder, name = self.folder, self.recipe.name
+        about = encoder_metadata(folder.encoder, encoder, self.data.classes, name)
+        return [
+            (folder.encoder, encoder.body.state_dict(), about),
+            (folder.projector, projector.state_dict(), projector_metadata(folder.projector, projector, name)),
+        ]
+
     # --- what a step is -----------------------------------------------------------------------------------------------
 
-    def advance(self) -> int | None:
+    def advance(self) -> int:
         trainer = self.trainer
-        if trainer.step in trainer.skipped_steps:
-            trainer.step += 1
-            return 0
         if trainer.captured.is_due:
             self.writer.wait()  # no other thread may use the GPU while a step is recorded
             capture_step(trainer, self.reporter)
-        new_targets = trainer.advance()
-        if new_targets is None:
-            self.handle_nonfinite(trainer.step)
-            return None
-        self.targets = new_targets
+        self.targets = trainer.advance()
         return self.recipe.train.batch_size
 
     def check(self, logs: bool, saves: bool) -> None:
@@ -100,7 +171,7 @@ class Pretraining(Loop):
         self.stats = inputs.drain_log(self.targets) if logs else None
         failed_step = self.stats.nonfinite_step if self.stats else inputs.nonfinite_step() if saves else None
         if failed_step is not None:
-            self.handle_nonfinite(failed_step)
+            self.stop_at(failed_step)
         if saves and not self.trainer.model.weights_are_finite():
             raise NonFinite(
                 f"the weights are not finite numbers after step {self.step}; nothing was saved over the last "
@@ -148,7 +219,7 @@ class Pretraining(Loop):
         for lines in self.ranks.all_gather_object(trainer.inputs.images.store.new_remarks()):
             for line in lines:
                 self.reporter.warn(line)
-        for file in weight_files(trainer, self.folder, self.data.classes) if self.is_saved(True) else ():
+        for file in self.weight_files() if self.is_saved(True) else ():
             self.ranks.on_rank0(partial(self.writer.save_weights, *file))
 
     def monitor_values(self, targets: Tensor, is_last: bool) -> dict[str, Any]:
@@ -183,25 +254,13 @@ class Pretraining(Loop):
             raise Collapsed(message, "" if self.step >= self.steps else advice_to_continue(self.folder.path))
         self.reporter.warn(message)
 
-    def handle_nonfinite(self, step: int) -> None:
-        """Stop, or skip the step: one in twenty of an epoch, and twenty in all."""
-        trainer = self.trainer
-        files = self.data.train.names_at(trainer.inputs.schedule.order.positions(step))
+    def stop_at(self, step: int) -> NoReturn:
+        """End the run because of a step whose loss or gradient is not finite."""
+        files = self.data.train.names_at(self.trainer.inputs.schedule.order.positions(step))
         listed = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
-        cause = f"the loss or its gradient is not a finite number at step {step} (images {listed})"
-        skipped = trainer.skipped_steps
-        in_epoch = sum(other // trainer.steps_per_epoch == step // trainer.steps_per_epoch for other in skipped)
-        most = max(1, MAX_SKIPPED_FRACTION * trainer.steps_per_epoch)
-        if self.recipe.train.on_nan == "skip" and len(skipped) + 1 < MAX_SKIPPED_STEPS and in_epoch + 1 <= most:
-            self.reporter.warn(f"{cause}; step skipped")
-            skipped.append(step)
-            return
-        cause += f"; skipped steps: {len(skipped)}" if skipped else ""
-        command = f"{program_name()} pretrain --resume --on-nan skip --out {shlex.quote(str(self.folder.path))}"
         raise NonFinite(
-            cause,
-            f"to continue without such steps, checking every loss (slower on a GPU): {command}{self.advice()}; "
-            "or start again with a lower optimizer.lr or precision fp32",
+            f"the loss or its gradient is not a finite number at step {step} (images {listed})",
+            "no checkpoint was written since; start again with a lower optimizer.lr or precision fp32",
         )
 
 
@@ -213,95 +272,4 @@ def capture_step(trainer: Trainer, reporter: Reporter) -> None:
         reporter.warn(
             f"the step could not be captured as a CUDA graph ({reason(error)}); continuing without, at about "
             "0.4 of the speed for small images; train.replay=false skips the attempt"
-        )
-
-
-# --- the first moment of a run ----------------------------------------------------------------------------------------
-
-
-def load_start(
-    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | dict[str, str] | None,
-    reporter: Reporter,
-) -> bool:  # fmt: skip
-    """Load the newest checkpoint or the initial weights; whether there was a checkpoint."""
-    ranks, branches = trainer.ranks, trainer.model.branches
-    state = ranks.on_rank0(lambda: load_state_to_resume(folder.checkpoints, reporter)) if resume else None
-    if state is None and init is not None:
-        branches.encoder.load_state_dict(ranks.on_rank0(lambda: load_initial_weights(branches.encoder, init)))
-        branches.copy_to_target()
-    if state is not None:
-        check_same_run(folder, state, trainer)
-        ranks.on_rank0(lambda: check_same_data(folder, data))
-        for file, saved in folder.read("plugin_digests", dict[str, str]()).items():
-            if Path(file).is_file() and digest(Path(file)) != saved:
-                reporter.warn(f"{file}: differs from the plugin that this run was begun with; it is used as it is now")
-        for line in ranks.on_rank0(lambda: check_same_content(folder, data)):
-            reporter.warn(line)
-        trainer.load(state)
-        if trainer.monitor.collapsed and trainer.step < trainer.steps:
-            reporter.warn(check_collapsed_run(trainer.recipe, trainer.step, folder.path))
-    if trainer.step < (restart := trainer.recipe.schedule.restart_epoch * trainer.steps_per_epoch):
-        raise BadInput(
-            f"{folder.path}: schedule.restart_epoch continues another run at step {restart}, and no checkpoint of that "
-            "step is here; extend that run with extend RUN, or leave the setting at 0"
-        )
-    return state is not None
-
-
-def load_initial_weights(encoder: Any, init: Path | str | dict[str, str]) -> dict[str, Tensor]:
-    if isinstance(init, dict):
-        load_init(encoder, init)
-    else:
-        fill_encoder(encoder, init)
-    return {name: value.cpu() for name, value in encoder.state_dict().items()}
-
-
-def write_start(trainer: Trainer, data: Data, folder: RunFolder, about: dict[str, Any]) -> None:
-    """Bring the files of a run to its first step, or to the one where it stopped."""
-    recipe = trainer.recipe
-    folder.stop_file.unlink(missing_ok=True)
-    if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
-        content = data.content
-        described = {} if content is None else {"content": content.digest, "content_of": CONTENT_OF[content.kind]}
-        side = {} if recipe.data.stream else {"short_side": data.train.median_short_side()}
-        folder.write_recipe(recipe, data.classes, {**data.summary, **described, **side}, about)
-        folder.write_content(content)
-    else:
-        free = set(fields_marked(recipe, MAY_CHANGE_ON_RESUME)) - set(fields_marked(recipe, AUTOMATIC))
-        kept = sorted(free) if trainer.step < trainer.steps else []  # a finished run keeps its settings
-        folder.record_settings(recipe, [*kept, "data.source", "data.joined"])  # the data may have moved
-    # after the last step no epoch is left that would write them
-    for file, weights, metadata in weight_files(trainer, folder, data.classes) if trainer.step == trainer.steps else ():
-        if not is_readable(file):
-            save_safetensors(file, weights, metadata)
-    folder.keep_metrics_until(trainer.step)
-
-
-def weight_files(
-    trainer: Trainer, folder: RunFolder, classes: tuple[str, ...]
-) -> list[tuple[Path, dict[str, Tensor], dict[str, str]]]:
-    """Path, tensors and metadata of encoder.safetensors and projector.safetensors."""
-    encoder, projector, name = trainer.model.branches.encoder, trainer.model.branches.projector, trainer.recipe.name
-    about = encoder_metadata(folder.encoder, encoder, classes, name)
-    return [
-        (folder.encoder, encoder.body.state_dict(), about),
-        (folder.projector, projector.state_dict(), projector_metadata(folder.projector, projector, name)),
-    ]
-
-
-def check_same_run(folder: RunFolder, state: dict[str, Any], trainer: Trainer) -> None:
-    """Refuse to continue a checkpoint with other settings, or on another kind of device: its random numbers differ."""
-    saved = state["settings"]
-    if (key := first_changed_setting(saved, trainer.recipe)) is not None:
-        value, before = flattened(trainer.recipe).get(key), saved.get(key, "its default")
-        raise BadInput(
-            f"{folder.recipe_file} was changed: {key} is {value!r}, the run was trained with {before!r}; put that "
-            f"back, or start another run with init {folder.path} and another out"
-        )
-    rng = state.get("rng")
-    if isinstance(rng, dict) and (rng.get("cuda") is None) != (trainer.device.type == "cpu"):
-        original = "a CPU; hide the GPU with CUDA_VISIBLE_DEVICES=" if rng.get("cuda") is None else "a GPU"
-        raise BadInput(
-            f"{folder.path} cannot continue on {trainer.device.type}: it was started on {original}, or start another "
-            f"run from its encoder with init {folder.path}"
         )

@@ -42,7 +42,7 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
         and steps >= MIN_STEPS_TO_COMPILE
         and not settings.deterministic
         and (settings.compile is not None or can_compile(device)),
-        "train.replay": cuda and not settings.deterministic and settings.on_nan != "skip",
+        "train.replay": cuda and not settings.deterministic,
     }
     automatic = fields_marked(recipe, AUTOMATIC)
     chosen = {
@@ -97,12 +97,12 @@ class CapturedStep:
     Warm-up steps run on a side stream, as the captured step will.
     """
 
-    def __init__(self, step: Callable[[Batch | None], Tensor | None], device: torch.device, may_replay: bool) -> None:
+    def __init__(self, step: Callable[[Batch | None], Tensor], device: torch.device, may_replay: bool) -> None:
         self.step, self.device, self.may_replay = step, device, may_replay
         self.replay: Replay | None = None
         self.warm_up_steps_done = 0
 
-    def __call__(self, batch: Batch | None) -> Tensor | None:
+    def __call__(self, batch: Batch | None) -> Tensor:
         if self.replay is not None:
             return self.replay(batch)
         if not self.may_replay or self.warm_up_steps_done >= WARM_UP_STEPS:  # more warm-up steps: capturing has failed
@@ -129,7 +129,7 @@ class Replay:
     A batch is copied to where the recorded step reads it, so its shape must not change.
     """
 
-    def __init__(self, step: Callable[[Batch | None], Tensor | None], generator: torch.Generator, batch: Batch | None):
+    def __init__(self, step: Callable[[Batch | None], Tensor], generator: torch.Generator, batch: Batch | None):
         self.batch = None if batch is None else Batch(*(None if tensor is None else tensor.clone() for tensor in batch))  # type: ignore[arg-type]
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)  # each replay continues its random numbers
@@ -141,7 +141,7 @@ class Replay:
             end_failed_capture(generator, stream.device_index, memory_pool)
             raise
 
-    def __call__(self, batch: Batch | None) -> Tensor | None:
+    def __call__(self, batch: Batch | None) -> Tensor:
         for recorded, new in zip(self.batch or (), batch or (), strict=True):
             if recorded is not None and new is not None:
                 recorded.copy_(new, non_blocking=True)

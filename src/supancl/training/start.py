@@ -169,7 +169,7 @@ def train(
     import torch
 
     from supancl.distributed.ranks import pick_device
-    from supancl.training.checks import check_memory
+    from supancl.training.checks import check_data, check_memory, fit_labels
     from supancl.training.pretraining import Pretraining
     from supancl.training.speed import is_compiler_error, with_speed
     from supancl.training.trainer import Trainer
@@ -187,8 +187,15 @@ def train(
             return ended
         device = pick_device(resolved.train.device, None if ranks.size == 1 else ranks.local_rank)
         with local_caches(resolved.data.all_sources if recipe is None else ()):  # what a run names is not looked up
-            run_data = open_checked(resolved, data, check_memory(resolved, device), ranks.size)
-        ranks.assert_equal(run_data.summary.get("fingerprint"), "the data")  # before anything is written
+            if memory := check_memory(resolved, device):
+                reporter.note(memory)
+            if data is None:
+                for name in resolved.data.all_sources:
+                    check_source(name)
+                data = open_data(resolved.data, resolved.encoder.channels)
+            check_data(resolved, data, ranks.size)  # before anything is written
+            run_data = fit_labels(resolved, data)
+        ranks.assert_equal(run_data.summary.get("fingerprint"), "the data")
         images = len(run_data.train)
         run_recipe = resolve_warmup(resolved, images)
         for line in describe_changes(resolved, run_recipe):
@@ -353,17 +360,3 @@ def deterministic_mode(enabled: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
-
-
-def open_checked(recipe: Recipe, data: Data | None, memory: str, ranks: int) -> Data:
-    """The data of this process, refused before anything is written if they cannot train the recipe."""
-    if memory:
-        current_reporter().note(memory)
-    if data is None:
-        for name in recipe.data.all_sources:
-            check_source(name)
-        data = open_data(recipe.data, recipe.encoder.channels)
-    from supancl.training.checks import check_data, fit_labels
-
-    check_data(recipe, data, ranks)
-    return fit_labels(recipe, data)

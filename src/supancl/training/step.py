@@ -1,6 +1,6 @@
 """One training step as in the paper: images, views, branches, loss, gradients, weights, EMA, pool.
 
-Everything else wraps it from outside: speed.py compiles, records and replays it, trainer.py checks its losses. What
+Everything else wraps it from outside: speed.py compiles, records and replays it. What
 differs between steps (number, order, rates, momentum) is on the device, in `StepInputs`: a step waits for
 nothing and can be recorded.
 """
@@ -8,7 +8,7 @@ nothing and can be recorded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -39,12 +39,11 @@ class Step:
         recipe: Recipe,
         model: Model,
         inputs: StepInputs,
-        is_finite: Callable[[Tensor], bool],
         ranks: Ranks,
         cache_casts: bool = True,
     ) -> None:
         """Without `cache_casts` no weights are used that an earlier step cast to bf16, as a captured step must not."""
-        self.recipe, self.model, self.inputs, self.is_finite, self.ranks = recipe, model, inputs, is_finite, ranks
+        self.recipe, self.model, self.inputs, self.ranks = recipe, model, inputs, ranks
         self.cache_casts = cache_casts
         self.render: Callable[..., Tensor] = draw_and_render
         self.branches: Callable[..., tuple[Tensor, Tensor]] = model.ddp_branches
@@ -83,13 +82,8 @@ class Step:
         all_targets = self.ranks.gather(targets.detach()[first_view:], row_range.total, 1)
         return all_targets, {"global_batch": GlobalBatch(targets, labels, row_range)}
 
-    def __call__(self, batch: Batch | None = None) -> Tensor | None:
-        """Train on the next batch and return its targets z2.
-
-        Returns None, before the optimizer's step, if losses are checked at every step and this one or its gradient is
-        not finite; `Trainer.advance` then restores what the forward pass changed. `batch` has the pixels unless they
-        are on the device.
-        """
+    def __call__(self, batch: Batch | None = None) -> Tensor:
+        """Train on the next batch and return its targets z2. `batch` has the pixels unless they are on the device."""
         recipe, model, inputs = self.recipe, self.model, self.inputs
         released_code = recipe.compat == "released-code"
         positions, labels = inputs.select()
@@ -109,8 +103,7 @@ class Step:
             all_targets.append(targets)
         total = self.ranks.all_reduce(torch.stack(losses).detach().double().sum(0))  # loss, ssl, sup of the batch
         targets = torch.cat(all_targets, dim=1)
-        if not self.is_finite(total):
-            return None
+        inputs.note_if_not_finite(total, model.branches.parameters())
         model.optimizer.step()
         if not released_code:
             model.branches.update_target(momentum)
@@ -236,6 +229,13 @@ class StepInputs:
             group["lr"].copy_(values[number])
         self.momentum.copy_(values[-1])
         return self.momentum
+
+    def note_if_not_finite(self, losses: Tensor, parameters: Iterable[Tensor]) -> None:
+        """Note the first step whose loss or gradient is not finite; nobody waits for it."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        is_finite = torch.isfinite(losses).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
+        first = self.first_nonfinite_step
+        first.copy_(torch.where((first < 0) & ~is_finite, self.step_tensor, first))
 
     def count(self, losses: Tensor) -> None:
         """Count a step with these losses."""

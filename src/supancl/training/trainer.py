@@ -1,4 +1,4 @@
-"""A run in memory: what it learns and saves, the step in its fastest form, prefetched batches, and bad numbers."""
+"""A run in memory: what it learns and saves, the step in its fastest form, and prefetched batches."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ class Trainer:
         self.model = Model(recipe, len(data.classes), device, ranks, pairs)
         self.feed = Feed(self.inputs.images, self.inputs.local_positions, device, self.inputs.schedule.steps)
         may_replay = can_replay(recipe, device, ranks, self.feed)
-        step = Step(recipe, self.model, self.inputs, self.is_finite, ranks, cache_casts=not may_replay)
+        step = Step(recipe, self.model, self.inputs, ranks, cache_casts=not may_replay)
         if recipe.train.compile:
             compile_step(step, ranks)
         self.captured = CapturedStep(step, device, may_replay)
         self.monitor = Monitor(data, recipe.loss.supervised)
         self.step = 0
-        self.skipped_steps: list[int] = []  # without a finite loss
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -55,18 +54,12 @@ class Trainer:
     def steps_per_epoch(self) -> int:
         return self.inputs.schedule.steps_per_epoch
 
-    def advance(self) -> Tensor | None:
-        """Take the next step and return its targets z2; None, without counting the step, if its loss is not finite."""
+    def advance(self) -> Tensor:
+        """Take the next step and return its targets z2."""
         self.inputs.move_to(self.step)
-        snapshot = self.snapshot_buffers()
         targets = self.captured(self.next_batch())
-        if targets is None:
-            with torch.no_grad():
-                for value, old in snapshot:
-                    value.copy_(old)
-        else:
-            self.step += 1
-            self.inputs.mark_step_done()
+        self.step += 1
+        self.inputs.mark_step_done()
         return targets
 
     def next_batch(self) -> Any:
@@ -79,26 +72,6 @@ class Trainer:
         self.feed.close()  # no other thread may use the GPU while a step is recorded; it reopens automatically
         self.captured.capture(self.model.generator, batch)
 
-    # --- losses that are not finite -----------------------------------------------------------------------------------
-
-    def is_finite(self, losses: Tensor) -> bool:
-        """Check the loss and gradients of a step: on the host, or by noting the first bad step on the device."""
-        gradients = [p.grad for p in self.model.branches.parameters() if p.grad is not None]
-        finite = torch.isfinite(losses).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
-        if checks_every_step(self.recipe, self.device):
-            return bool(finite)
-        first, step = self.inputs.first_nonfinite_step, self.inputs.step_tensor
-        first.copy_(torch.where((first < 0) & ~finite, step, first))
-        return True
-
-    def snapshot_buffers(self) -> list[tuple[Tensor, Tensor]]:
-        """Copy what a forward pass (norm statistics) or the released code's EMA changes, to undo a step."""
-        branches = self.model.branches
-        if self.recipe.train.on_nan != "skip":
-            return []
-        early = branches.target_parameters() if self.recipe.compat == "released-code" else ()
-        return [(value, value.clone()) for value in (*branches.buffers(), *early)]
-
     # --- what a checkpoint holds --------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -109,7 +82,6 @@ class Trainer:
             **self.model.state(),
             "interval": self.inputs.sums,
             "monitor": self.monitor.state(),
-            "bad_steps": self.skipped_steps,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -117,7 +89,7 @@ class Trainer:
             if state["recipe"] != self.recipe.name or state["step"] not in range(self.steps + 1):
                 raise ValueError(f"it is of step {state['step']} of {state['recipe']}")
             self.model.load(state)
-            self.step, self.skipped_steps = state["step"], list(map(int, state["bad_steps"]))
+            self.step = state["step"]
             self.inputs.sums.copy_(state["interval"])
             self.monitor.load(state["monitor"])
         except (LookupError, RuntimeError, ValueError, AttributeError, TypeError, OverflowError) as error:
@@ -128,15 +100,10 @@ class Trainer:
         self.inputs.invalidate()
 
 
-def checks_every_step(recipe: Recipe, device: torch.device) -> bool:
-    """Whether the host checks every loss. On a GPU it has to wait for each, so only if bad steps are skipped."""
-    return device.type == "cpu" or recipe.train.on_nan == "skip"
-
-
 def can_replay(recipe: Recipe, device: torch.device, ranks: Ranks, feed: Feed) -> bool:
-    """Whether a step can be recorded: on one GPU, without a check of each loss, with batches of one shape."""
+    """Whether a step can be recorded: on one GPU, with batches of one shape."""
     requested = device.type == "cuda" and bool(recipe.train.replay) and ranks.size == 1
-    return requested and not checks_every_step(recipe, device) and feed.has_one_shape
+    return requested and feed.has_one_shape
 
 
 # --- what is learned and saved ----------------------------------------------------------------------------------------
