@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from supancl.evaluation import FewShot as Episodes
 from supancl.evaluation import suite
 from supancl.evaluation.encoder import EvaluationOptions, SourceCache
-from supancl.evaluation.suite import Plan, run_suite
+from supancl.evaluation.suite import Task, run_suite, suite_tasks
 from supancl.runs.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluation.made import encoder, run_folder, subject
@@ -36,16 +37,16 @@ def partial_options() -> EvaluationOptions:
     return EvaluationOptions(CPU, partial=True, sources=SourceCache())
 
 
-def small(root, **settings) -> Plan:
+def small(root, **settings) -> tuple[list[Task], Path]:
     given = {"ways": 3, "shots": (1, 2), "queries": 2, "episodes": 12, "k": 3} | settings
     plan = {name: given.pop(name) for name in ("k", "protocols", "sets") if name in given}
-    return Plan(root, **plan, episodes=Episodes(**given))
+    return suite_tasks(root, **plan, episodes=Episodes(**given)), root
 
 
 def measured(runs, plan, out, options=None):
     options = options or partial_options()
     reporter = Notes()
-    found = run_suite([subject(run, options) for run in runs], plan, out, reporter)
+    found = run_suite([subject(run, options) for run in runs], *plan, out, reporter)
     return found, reporter
 
 

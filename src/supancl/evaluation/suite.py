@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from supancl.config import to_json
 from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import benchmark as benchmark_row
-from supancl.data.sources.benchmarks import find_benchmark, find_benchmarks, official_name
+from supancl.data.sources.benchmarks import choose_benchmarks, find_benchmark, find_benchmarks
 from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean
 from supancl.evaluation import FewShot, Knn, Settings, Transfer
 from supancl.evaluation.encoder import EvaluatedEncoder
@@ -51,42 +51,37 @@ class Task(NamedTuple):
         return f"fewshot {few.ways}w{few.shots[0]}s" if isinstance(few, FewShot) else few.name
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to measure for each encoder, and with which settings; without `sets`, on all data sets in the root."""
-
-    root: Path
-    protocols: Sequence[str] = PROTOCOLS
-    sets: Sequence[str] = ()
-    k: int = 20
-    episodes: FewShot = FewShot()
-
-    def tasks(self) -> list[Task]:
-        """The tasks sorted by data set, so that protocols share decoded images."""
-        for protocol in self.protocols:
-            if protocol not in PROTOCOLS:
-                raise BadInput(f"no protocol {protocol!r} in the suite{did_you_mean(protocol, PROTOCOLS)}")
-        transfer, episodes = find_benchmarks(self.root, "transfer"), find_benchmarks(self.root, "few-shot")
-        present = tuple(dict.fromkeys((*transfer, *episodes)))
-        sets = tuple(official_name(name) for name in self.sets) or present
-        if missing := set(sets) - set(present):
-            raise BadInput(f"{sorted(missing)} not in {self.root}; see: supancl data check {sorted(missing)[0]}")
-        # the view of transfer for k-NN, so that both share features
-        rows: dict[str, list[Settings]] = {
-            "knn": [Knn(k=(self.k,), split="test", view="whole")],
-            "transfer": [Transfer()],
-            "fewshot": [replace(self.episodes, shots=(shots,)) for shots in self.episodes.shots],
-        }
-        tasks = [
-            Task(name, settings)
-            for name in present
-            for protocol in PROTOCOLS
-            for settings in rows[protocol]
-            if name in sets and protocol in self.protocols and name in (episodes if protocol == "fewshot" else transfer)
-        ]
-        if not tasks:
-            raise BadInput(f"no data set for {list(self.protocols)} is in {self.root}; see: supancl data check NAME")
-        return tasks
+def suite_tasks(
+    root: Path,
+    protocols: Sequence[str] = PROTOCOLS,
+    sets: Sequence[str] = (),
+    k: int = 20,
+    episodes: FewShot | None = None,
+) -> list[Task]:
+    """What to measure on these data sets in a folder, or on all, sorted by data set: protocols share decoded images."""
+    episodes = episodes or FewShot()
+    for protocol in protocols:
+        if protocol not in PROTOCOLS:
+            raise BadInput(f"no protocol {protocol!r} in the suite{did_you_mean(protocol, PROTOCOLS)}")
+    transfer, few_shot = find_benchmarks(root, "transfer"), find_benchmarks(root, "few-shot")
+    present = tuple(dict.fromkeys((*transfer, *few_shot)))
+    chosen = choose_benchmarks(root, sets, present)
+    # the view of transfer for k-NN, so that both share features
+    rows: dict[str, tuple[list[Settings], Sequence[str]]] = {
+        "knn": ([Knn(k=(k,), split="test", view="whole")], transfer),
+        "transfer": ([Transfer()], transfer),
+        "fewshot": ([replace(episodes, shots=(shots,)) for shots in episodes.shots], few_shot),
+    }
+    tasks = [
+        Task(name, settings)
+        for name in present
+        for protocol, (of_protocol, names) in rows.items()
+        for settings in of_protocol
+        if name in chosen and name in names and protocol in protocols
+    ]
+    if not tasks:
+        raise BadInput(f"no data set for {list(protocols)} is in {root}; see: supancl data check NAME")
+    return tasks
 
 
 class Suite(NamedTuple):
@@ -96,20 +91,22 @@ class Suite(NamedTuple):
     failures: list[dict[str, str]]
 
 
-def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, reporter: Reporter) -> Suite:
+def run_suite(
+    encoders: Sequence[EvaluatedEncoder], tasks: Sequence[Task], root: Path, out: Path, reporter: Reporter
+) -> Suite:
     """Run every task on every encoder, or load results of earlier calls with the same encoder, data and settings.
 
     A failure is reported, and the other tasks continue.
     """
-    tasks, suite = plan.tasks(), Suite([], [])
+    suite = Suite([], [])
     check_seeds(encoders)
     make_out_folder(out)
-    files = cache(lambda name: data_key(name, plan.root))  # called per task, so that a broken list fails only its tasks
+    files = cache(lambda name: data_key(name, root))  # called per task, so that a broken list fails only its tasks
     todo = [(task, evaluated) for task in tasks for evaluated in encoders]
     for number, (task, evaluated) in enumerate(todo, start=1):
         progress = f"[{number}/{len(todo)}] {evaluated.location}: {task.title} on {task.data}"
         try:
-            result, was_saved = load_or_measure(evaluated, task, plan.root, out, files(task.data))
+            result, was_saved = load_or_measure(evaluated, task, root, out, files(task.data))
         except Interrupted:
             raise
         except (SupanclError, torch.OutOfMemoryError) as error:

@@ -9,8 +9,7 @@ from pathlib import Path
 from supancl.data.sources.benchmarks import find_benchmarks
 from supancl.errors import BadInput
 from supancl.evaluation.data import data_for
-from supancl.evaluation.suite import Plan as SuitePlan
-from supancl.evaluation.suite import run_suite
+from supancl.evaluation.suite import run_suite, suite_tasks
 from supancl.paper.layouts import Layout, pretrained_on
 from supancl.paper.pivot import FilledTable, fill
 from supancl.paper.results import read_entries
@@ -180,8 +179,8 @@ def evaluate(plan: Plan, names: list[str]) -> list[str]:
     if not protocols or not plan.available or plan.benchmarks is None:
         return failures
     encoders = {str(plan.out / name): evaluator.open_run(plan.out / name) for name in names}
-    suite_plan = SuitePlan(plan.benchmarks, protocols, plan.available)
-    suite = run_suite(list(encoders.values()), suite_plan, plan.out / "suite", current_reporter())
+    tasks = suite_tasks(plan.benchmarks, protocols, plan.available)
+    suite = run_suite(list(encoders.values()), tasks, plan.benchmarks, plan.out / "suite", current_reporter())
     for result in suite.results:  # results of an earlier call may be missing in the run's folder
         encoder, base = str(result["encoder"]), str(result["base"])
         if not (RunFolder(Path(encoder)).evaluations / f"{base}.json").exists():

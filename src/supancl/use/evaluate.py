@@ -271,15 +271,14 @@ def suite(
         {"ways": ways, "shots": shots, "episodes": episodes, "fill_queries": fill_queries, "seed": seed}
     )
     neighbours = checked(k, Count, "k")
-    from supancl.evaluation.suite import Plan, make_out_folder, run_suite
+    from supancl.evaluation.suite import make_out_folder, run_suite, suite_tasks
     from supancl.reporter import current_reporter
     from supancl.reports.tables import print_score_tables, write_suite
 
-    plan = Plan(Path(root), tuple(protocols), tuple(sets), neighbours, episode)
-    plan.tasks()  # refuses a bad plan before an encoder is opened
+    tasks = suite_tasks(Path(root), protocols, sets, neighbours, episode)
     folder = Path(out)
     make_out_folder(folder)
-    outcome = run_suite(open_encoders(encoders, options), plan, folder, current_reporter())
+    outcome = run_suite(open_encoders(encoders, options), tasks, Path(root), folder, current_reporter())
     failures = outcome.failures
     if not outcome.results:
         raise BadInput(f"nothing could be measured; the first of {len(failures)} reasons: {failures[0]['why']}")
@@ -310,7 +309,7 @@ def select_sources(
 ) -> list[str]:
     """The sources of `data`, and the benchmarks that are in `root`."""
     from supancl.data.opening import check_source
-    from supancl.data.sources.benchmarks import find_benchmarks, official_name
+    from supancl.data.sources.benchmarks import choose_benchmarks, find_benchmarks
 
     selected = [data] if isinstance(data, str) else list(data or ())
     if (sets or not selected) and not root:
@@ -320,9 +319,5 @@ def select_sources(
     for source in selected:
         check_source(source)
     if root:
-        present = find_benchmarks(root, use)
-        requested = [official_name(name) for name in sets] or present
-        if missing := [name for name in requested or ("NAME",) if name not in present]:
-            raise BadInput(f"not in {root} for {use}: {missing[0]}; see: supancl data check {missing[0]}")
-        selected += [f"{name}@{root}" for name in requested]
+        selected += [f"{name}@{root}" for name in choose_benchmarks(root, sets, find_benchmarks(root, use))]
     return list(dict.fromkeys(selected))

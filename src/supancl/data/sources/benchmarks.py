@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +65,14 @@ def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
     if not Path(root).is_dir():
         raise BadInput(f"no folder {str(root)!r}; give the folder that has the data sets in it")
     return tuple(name for name, row in BENCHMARKS.items() if use in row.uses and _find(row, Path(root)))
+
+
+def choose_benchmarks(root: Path | str, names: Sequence[str], present: Sequence[str]) -> Sequence[str]:
+    """The data sets of these names, or all that are present; refuses one that is not."""
+    chosen = [official_name(name) for name in names] or present
+    if missing := [name for name in chosen or ("NAME",) if name not in present]:
+        raise BadInput(f"not in {root}: {missing[0]}; see: supancl data check {missing[0]}")
+    return chosen
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
