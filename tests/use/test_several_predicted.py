@@ -16,7 +16,7 @@ from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
 from supancl.probes import Features
 from supancl.probes.classifiers import fit_linear_classifier
-from supancl.runs.encoder_file import load_features
+from supancl.runs.encoder_file import load_with_classes
 from tests.evaluation.made import run_folder
 from tests.files import assert_mentions, supancl
 from tests.use.test_predict import CLASSES, texture
@@ -103,11 +103,13 @@ def test_map_and_f1_are_scikit_learns(place, capsys):
     write(Path("few.csv"), draw(Path("few"), 200, seed=5))
     run_folder(Path("small"), source="few.csv", described=True, data__holdout=0.3)
     _, summary, _ = predict(capsys, "small", "--data", "photos")
-    kept = load_features(Path("small/predict/references.safetensors"))
-    held_out, labelled = Features(*kept.held_out, kept.pairs[1]), Features(*kept.references, kept.pairs[0])
+    kept = load_with_classes(Path("small/predict/references.safetensors"))[0]
+    labelled, held_out = (
+        Features(kept[part], kept[f"{part}_labels"], kept[f"{part}_pairs"]) for part in ("references", "held_out")
+    )
     linear, _ = fit_linear_classifier(labelled, held_out, 5)
-    truth = true_matrix(kept.pairs[1])
-    logits = (kept.held_out[0] @ linear.weight.T + linear.bias).double().numpy()
+    truth = true_matrix(held_out.pairs)
+    logits = (held_out.values @ linear.weight.T + linear.bias).double().numpy()
     assert summary["map"] == pytest.approx(100 * average_precision_score(truth, logits, average="macro"), abs=1e-4)
     probability = 1 / (1 + np.exp(-logits / summary["temperature"]))
     listed = probability >= 0.5

@@ -245,8 +245,6 @@ def check_shapes(
 
 
 CLASSIFIER_FILE = "classifier.safetensors"
-NAMES = ("references", "reference_labels", "held_out", "held_out_labels")
-PAIR_NAMES = ("reference_pairs", "held_out_pairs")
 
 
 class ClassifierFile(NamedTuple):
@@ -259,30 +257,16 @@ class ClassifierFile(NamedTuple):
     made_from: str = ""
 
 
-class FeatureFile(NamedTuple):
-    """Features and labels of labelled images: references, and held-out ones; `made_from` as in ClassifierFile.
-
-    `pairs` are all labels of both, (N, L, 2) each, if images have several.
-    """
-
-    references: tuple[Tensor, Tensor]
-    held_out: tuple[Tensor, Tensor]
-    classes: tuple[str, ...]
-    made_from: str = ""
-    pairs: tuple[Tensor, Tensor] | None = None
-
-
 def save_classifier(path: Path, content: ClassifierFile) -> None:
     tensors = {"weight": content.weight, "bias": content.bias}
-    metadata = _metadata(path, content.classes, source=content.source, made_from=content.made_from)
-    save_safetensors(path, tensors, metadata)
+    save_with_classes(path, tensors, content.classes, source=content.source, made_from=content.made_from)
 
 
 def load_classifier(path: Path) -> ClassifierFile:
     """Read a classifier that supancl wrote; refuse a damaged file and one whose parts do not fit."""
     if not path.exists():
         raise BadInput(f"no classifier {path}{did_you_mean_path(path) or '; give the out of an evaluate finetune'}")
-    tensors, classes, metadata = _load(path)
+    tensors, classes, metadata = load_with_classes(path)
     weight, bias = tensors.get("weight", torch.empty(0)).float(), tensors.get("bias", torch.empty(0)).float()
     is_finite = bool(torch.isfinite(weight).all() and torch.isfinite(bias).all())
     if weight.ndim != 2 or not weight.shape[:1] == bias.shape == (len(classes),) or not is_finite:
@@ -290,32 +274,12 @@ def load_classifier(path: Path) -> ClassifierFile:
     return ClassifierFile(weight, bias, classes, metadata.get("source", ""), metadata.get("made_from", ""))
 
 
-def save_features(path: Path, content: FeatureFile) -> None:
-    tensors = dict(zip(NAMES, (*content.references, *content.held_out), strict=True))
-    tensors |= dict(zip(PAIR_NAMES, content.pairs or (), strict=False))
-    save_safetensors(path, tensors, _metadata(path, content.classes, made_from=content.made_from))
+def save_with_classes(path: Path, tensors: dict[str, Tensor], classes: tuple[str, ...], **about: str) -> None:
+    save_safetensors(path, tensors, _metadata(path, classes, **about))
 
 
-def load_features(path: Path) -> FeatureFile:
-    """Read kept features; refuse a damaged file and one whose parts do not fit."""
-    tensors, classes, metadata = _load(path)
-    rows = [tensors.get(name, torch.empty(0)) for name in NAMES]
-    pairs = [tensors[name] for name in PAIR_NAMES if name in tensors]
-    fits = all(
-        values.ndim == 2 and labels.shape == values.shape[:1] and bool((labels < len(classes)).all())
-        for values, labels in (rows[:2], rows[2:])
-    )
-    if (
-        not fits
-        or len(pairs) not in (0, 2)
-        or any(len(own) != len(labels) for own, labels in zip(pairs, rows[1::2], strict=False))
-    ):
-        raise BadInput(f"{path}: its features, labels and {len(classes)} classes do not fit; remove it")
-    first, second = (rows[0], rows[1]), (rows[2], rows[3])
-    return FeatureFile(first, second, classes, metadata.get("made_from", ""), (pairs[0], pairs[1]) if pairs else None)
-
-
-def _load(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...], dict[str, str]]:
+def load_with_classes(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...], dict[str, str]]:
+    """The tensors, class names and metadata of a file that supancl wrote; refuses a damaged one."""
     tensors, metadata = read_safetensors(path)
     try:
         version, classes = int(metadata["schema_version"]), parse_json(metadata["classes"])

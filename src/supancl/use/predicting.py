@@ -44,15 +44,15 @@ from supancl.probes.linear import LinearClassifier
 from supancl.runs.encoder_file import (
     CLASSIFIER_FILE,
     ClassifierFile,
-    FeatureFile,
     load_classifier,
     load_encoder,
-    load_features,
-    save_features,
+    load_with_classes,
+    save_with_classes,
 )
 
 CLASSIFIERS = ("linear", "knn", "means", FINETUNED)
 MOST_KEPT_BYTES = 2**29  # larger features are not kept in the run, only in the cache
+PARTS = ("references", "held_out")  # of the file of kept features
 CHANGED = "name labelled images with references SOURCE"
 
 
@@ -294,38 +294,38 @@ def load_references(evaluated: EvaluatedEncoder, source: str | None, view: View,
     The features of a run's images are kept in its folder as predict/NAME.safetensors, so that labels can be predicted
     where its images are not.
     """
-    run, path, made_from, content = evaluated.run, None, "", None
+    run, path, made_from = evaluated.run, None, ""
     described = {} if source is not None or run is None else run.read_data()[0]
     if run is not None and described.get("fingerprint"):
         path = run.path / "predict" / f"{name}.safetensors"
         how = evaluated.options.describe(view, **evaluated.projector_key)
         key = [CACHE_VERSION, evaluated.weights, how, described["fingerprint"], str(described.get("content"))]
         made_from = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-        with suppress(BadInput):  # missing or damaged: it is made again
-            content = load_features(path)
-    held_out_from = described.get("held_out_from")
-    if content is None or content.made_from != made_from:
-        data = data_for(evaluated, source, view, None if source else f"restore them, or {CHANGED}")
-        if len(data.train.class_ids()) < 2:
-            raise BadInput(f"{source or evaluated.location}: labelled images of fewer than two classes; {CHANGED}")
-        recipe, held_out_from = evaluated.recipe, data.summary["held_out_from"]
-        if source and recipe is not None and recipe.loss.supervised and shares_pixels(evaluated, (data.held_out,)):
-            evaluated.warn_once(f"{source}: the run was trained on some of its held-out images; confidence is too high")
-        parts = [_features(evaluated, part.labelled(), view) for part in (data.train, data.held_out)]
-        pairs = [part.pairs for part in parts if part.pairs is not None]
-        both = (pairs[0], pairs[1]) if len(pairs) == 2 else None
-        content = FeatureFile(parts[0].pair, parts[1].pair, data.classes, made_from, both)
-        if path is not None and sum(part.values.nbytes for part in parts) <= MOST_KEPT_BYTES:
-            try:
-                make_inner_folder(path.parent)  # refuses a link
-                save_features(path, content)
-            except OSError as error:
-                evaluated.warn_once(f"{path} cannot be written ({reason(error)}), so the next call computes it again")
-    features, held_out = (
-        Features(*kept, None if content.pairs is None else content.pairs[number])
-        for number, kept in enumerate((content.references, content.held_out))
-    )
-    return References(features, held_out, content.classes, held_out_from != "test")
+        with suppress(BadInput, KeyError):  # missing or damaged: it is made again
+            tensors, classes, metadata = load_with_classes(path)
+            features, held_out = (
+                Features(tensors[part], tensors[f"{part}_labels"], tensors.get(f"{part}_pairs")) for part in PARTS
+            )
+            if metadata["made_from"] == made_from:
+                return References(features, held_out, classes, described.get("held_out_from") != "test")
+    data = data_for(evaluated, source, view, None if source else f"restore them, or {CHANGED}")
+    if len(data.train.class_ids()) < 2:
+        raise BadInput(f"{source or evaluated.location}: labelled images of fewer than two classes; {CHANGED}")
+    recipe = evaluated.recipe
+    if source and recipe is not None and recipe.loss.supervised and shares_pixels(evaluated, (data.held_out,)):
+        evaluated.warn_once(f"{source}: the run was trained on some of its held-out images; confidence is too high")
+    features, held_out = (_features(evaluated, split.labelled(), view) for split in (data.train, data.held_out))
+    if path is not None and features.values.nbytes + held_out.values.nbytes <= MOST_KEPT_BYTES:
+        tensors = {}
+        for part, each in zip(PARTS, (features, held_out), strict=True):
+            tensors |= {part: each.values, f"{part}_labels": each.labels}
+            tensors |= {} if each.pairs is None else {f"{part}_pairs": each.pairs}
+        try:
+            make_inner_folder(path.parent)  # refuses a link
+            save_with_classes(path, tensors, data.classes, made_from=made_from)
+        except OSError as error:
+            evaluated.warn_once(f"{path} cannot be written ({reason(error)}), so the next call computes it again")
+    return References(features, held_out, data.classes, data.summary["held_out_from"] != "test")
 
 
 def _features(evaluated: EvaluatedEncoder, split: Split, view: View) -> Features:
