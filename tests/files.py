@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -24,6 +25,13 @@ def picture(path: Path, seed: int = 0, size: tuple[int, int] = (8, 8), mode: str
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(noise(*size, 3, seed=seed)).convert(mode).save(path)
     return path
+
+
+def png(seed: int, size: tuple[int, int] = (8, 6)) -> bytes:
+    """A picture of noise, encoded."""
+    content = io.BytesIO()
+    Image.fromarray(noise(*size, 3, seed=seed)).save(content, "png")
+    return content.getvalue()
 
 
 def class_folders(root: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 6, seed: int = 0) -> Path:

@@ -120,11 +120,6 @@ def csv(*lines: str) -> Make:
     return lambda tmp: table(tmp / "x.csv", *lines)
 
 
-def two_csv(first: str, second: str) -> Make:
-    return lambda tmp: [table(tmp / f"{name}.csv", "path,label", f"data/cat/{i}.png,{label}")
-                        for i, (name, label) in enumerate((("x", first), ("y", second)))]  # fmt: skip
-
-
 def put(name: str, content: bytes = b"x") -> Make:
     def make(tmp: Path) -> None:
         (tmp / name).parent.mkdir(parents=True, exist_ok=True)
@@ -227,13 +222,13 @@ DATA = [
         make=csv("path,label", "data/cat/0.png,a;b;c", "data/cat/1.png,a")),
     row("a column of classes that is no number", CSV, "x.csv", "dog", "'red'",
         make=csv("path,cat,dog", "data/cat/0.png,1,red")),
+    row("columns that are no weights", CSV, "width", "columns",
+        make=csv("path,width,height", "data/cat/0.png,640,480")),
     row("columns that are not there", f"{CSV} --columns image=fil", "'fil'", "columns",
         make=csv("file,label", "data/cat/0.png,cat")),
     row("vectors joined to images", f"{ON_DATA} --data toy", "toy", "vectors"),
     row("one source twice", f"{ON_DATA} --data data/../data", "data", "once"),
     # levels
-    row("a class on two levels", f"{CSV} --data y.csv {PATHS}", "'cat'", "another level",
-        make=two_csv("animal/cat", "cat")),
     row("paths without a level", f"{ON_DATA} {PATHS}", "'/'", "data.hierarchy"),
     row("weights of other levels", f"{FOLDER} {PATHS} --set data.level_weights=[1]", "levels of its classes: 2",
         "data.level_weights", make=folders("a/cat", "b/dog")),

@@ -28,7 +28,7 @@ Data, and the settings of a run, by name:
 
 >>> data = supancl.open_data("digits", channels=1)  # a folder, a .npz, a .csv, ...
 >>> supancl.from_arrays(images.repeat(8, 0), [0, 1] * 20)
-Data(arrays: 32 training images, all labelled, 8 held out, 2 classes)
+Data(arrays; training images: 32, labelled: 32, held out: 8, classes: 2)
 >>> supancl.recipe("digits.supsiam", epochs=2).train.epochs
 2
 

@@ -10,14 +10,7 @@ import torchvision.transforms.v2.functional as TF
 from scipy import stats
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from supancl.data.views.augment import (
-    blur,
-    crop_and_resize,
-    jitter,
-    jitter_in_place,
-    shift_hue,
-    solarize,
-)
+from supancl.data.views.augment import blur, crop_and_resize, jitter, jitter_in_place, shift_hue, solarize
 from supancl.data.views.render import blur_by_products
 from supancl.data.views.specs import CROP_ATTEMPTS, boxes_from_draws
 from tests.helpers import seeded

@@ -16,11 +16,7 @@ from torchvision import datasets
 from supancl.data.opening import open_benchmark
 from supancl.data.sources import folder as layouts
 from supancl.data.sources.arrays import FC100_TEST_CLASSES
-from supancl.data.sources.benchmarks import (
-    BENCHMARKS,
-    check_benchmark,
-    draw_exactly,
-)
+from supancl.data.sources.benchmarks import BENCHMARKS, check_benchmark, draw_exactly
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
 from tests.facts import read_tables
@@ -190,7 +186,7 @@ def test_a_pickle_that_is_not_the_published_one_is_never_opened(tmp_path, monkey
     folder = tmp_path / "cifar-10-batches-py"
     monkeypatch.setattr("pickle.load", lambda *_, **__: pytest.fail("opened a pickle"))
     (folder / "data_batch_3").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    assert_refused(message(open_benchmark, "cifar10", tmp_path), folder / "data_batch_3", "MD5")
+    assert_refused(message(open_benchmark, "cifar10", tmp_path), folder, "MD5")
 
 
 def test_fc100_is_the_test_classes_of_cifar100_with_all_their_images(tmp_path, monkeypatch):
@@ -250,7 +246,7 @@ def test_a_missing_image_is_named_and_left_out_of_partial_data(tmp_path, monkeyp
     assert_refused(message(open_benchmark, "pets", tmp_path), "pets", "supancl data check pets")
     check = check_benchmark("pets", tmp_path)
     assert check.missing == ("images/Bengal_3.jpg", "images/Bengal_7.jpg")
-    assert sum(row.found for row in check.rows if row.what in ("train images", "val images")) == 28
+    assert check.counts["train images"][0] + check.counts["val images"][0] == 28
     assert not check.ok
     source = open_benchmark("pets", tmp_path, partial=True)
     assert sum(map(len, source.splits.values())) == len(expected) - 2

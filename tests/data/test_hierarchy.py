@@ -9,11 +9,7 @@ import pytest
 import torch
 
 from supancl import from_arrays
-from supancl.data.labels import (
-    CLASSES,
-    SUPERCLASSES,
-    label_texts,
-)
+from supancl.data.labels import CLASSES, SUPERCLASSES, label_texts
 from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
 from tests.files import class_folders, noise, picture

@@ -12,17 +12,9 @@ import torch
 from PIL import Image
 
 from supancl.data import decode
-from supancl.data.opening import open_data, open_source
+from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
-from tests.files import archive, assert_mentions, class_folders, noise, picture, supancl, table
-
-
-def opened(source: object, **settings: object):
-    return open_source(DataSpec(source=str(source), **settings), 1)
-
-
-# --- npz --------------------------------------------------------------------------------------------------------------
-
+from tests.files import archive, assert_mentions, class_folders, picture, supancl, table
 
 # --- csv --------------------------------------------------------------------------------------------------------------
 
@@ -84,22 +76,14 @@ def test_heic_is_read_with_the_extra_and_only_by_its_content(tmp_path, monkeypat
 # --- several sources --------------------------------------------------------------------------------------------------
 
 
-def test_joined_sources_unite_classes_and_splits(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    class_folders(first / "train", ("cat", "dog"), each=3)
-    class_folders(first / "val", ("cat",), each=2)
-    class_folders(second, ("ant", "dog"), each=4)
-    labels, val = np.array(["dog", "emu", ""] * 2), {"val_images": noise(2, 8, 8), "val_labels": ["dog", "emu"]}
-    arrays = archive(tmp_path / "x.npz", train_images=noise(6, 8, 8, seed=5), train_labels=labels, **val)
-    spec = DataSpec(source=str(first), joined=(str(second), str(arrays)))
-    data = open_data(spec, 1)
-    assert data.classes == ("ant", "cat", "dog", "emu")
-    assert (len(data.train), len(data.held_out)) == (6 + 8 + 6, 2 + 2)
-    assert sorted(data.held_out.labels.tolist()) == [1, 1, 2, 3]
-    assert data.train.num_labelled == 18
-    alone = open_data(DataSpec(source=str(arrays)), 1)
-    names = data.train.names_at(torch.arange(20))
-    assert sum("x.npz" in name for name in names) == 6
+def test_arrays_that_are_joined_keep_their_pixels(tmp_path):
+    class_folders(tmp_path / "first", ("cat", "dog"), each=3)
+    arrays = archive(tmp_path / "x.npz", class_names=["dog", "emu"])
+    data = open_data(DataSpec(source=str(tmp_path / "first"), joined=(str(arrays),), holdout=0), 1)
+    assert data.classes == ("cat", "dog", "emu")
+    alone = open_data(DataSpec(source=str(arrays), holdout=0), 1)
+    names = data.train.names_at(torch.arange(26))
+    assert sum("x.npz" in name for name in names) == 20
     assert set(alone.content.values.tolist()) <= set(data.content.values.tolist())
 
 

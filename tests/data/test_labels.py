@@ -12,7 +12,7 @@ from supancl import from_arrays
 from supancl.data.labels import label_cell, label_texts, parse_label_set
 from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
-from tests.files import archive, noise, picture, table
+from tests.files import noise, picture, table
 
 WEIGHTS = np.eye(4)[np.arange(20) % 4] + 0.5 * np.eye(4)[np.arange(20) % 3]  # two classes, or one of weight 1.5
 
@@ -69,24 +69,3 @@ def test_images_are_held_out_by_their_rarest_class(tmp_path):
     assert int(kept.sum()) == 30
     assert torch.equal(kept, (hidden.train.all_labels.pairs[..., 0] >= 0).any(1))
     assert not hidden.train.all_labels.pairs[~kept][..., 1].any()
-
-
-def test_several_labels_are_joined_by_the_names_of_their_classes(tmp_path):
-    several = label_table(tmp_path / "a", "cat;dog:0.7", "dog", "")
-    weights = table(tmp_path / "a" / "weights.csv", "path,dog,fox", "0.png,1,0.5", "1.png,0.7,0")
-    one = label_table(tmp_path / "b", "cat", "bird:1.0", "")
-    packed = archive(
-        tmp_path / "c.npz", train_images=noise(2, 8, 8), train_labels=[[1, 1], [0, 0.5]], class_names=["dog", "eel"]
-    )
-    numbers = archive(tmp_path / "d.npz", train_labels=np.arange(20) % 2, class_names=["dog", "eel"])
-    expected = {
-        several: ["cat;dog:0.7", "dog", ""],
-        weights: ["dog;fox:0.5", "dog:0.7"],
-        one: ["cat", "bird:1.0:1", ""],
-        packed: ["dog;eel", "eel:0.5"],
-        numbers: ["dog", "eel"] * 10,
-    }
-    for order in (list(expected), list(expected)[::-1]):
-        data = opened(order[0], joined=tuple(map(str, order[1:])), holdout=0)
-        assert data.classes == ("bird:1.0", "cat", "dog", "eel", "fox")
-        assert texts_of(data.train, data.classes) == [text for path in order for text in expected[path]]

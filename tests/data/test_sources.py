@@ -17,13 +17,8 @@ from supancl.data.decode import decode
 from supancl.data.opening import open_data, open_source
 from supancl.data.preparing import draw_stratified
 from supancl.data.spec import DataSpec
-from tests.files import (
-    archive,
-    class_folders,
-    noise,
-    picture,
-    table,
-)
+from supancl.errors import BadInput
+from tests.files import archive, class_folders, mentions, noise, picture, table
 from tests.helpers import property_test
 
 
@@ -53,20 +48,22 @@ def names(split):
     return set(split.names_at(every(split)))
 
 
-# --- folders ----------------------------------------------------------------------------------------------------------
-
-
 # --- images in memory and on disk -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory_gb", [8.0, 1e-9])
-def test_unreadable_images_are_skipped_when_asked_for_and_listed_and_counted(tmp_path, memory_gb):
+STORES = ({}, {"memory_gb": 1e-9, "cache": "never"}, {"cache": "always"})
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_unreadable_images_are_refused_or_skipped_and_counted(tmp_path, store):
     class_folders(tmp_path)
     whole = (tmp_path / "cat" / "1.png").read_bytes()
     torn, text = tmp_path / "cat" / "1.png", tmp_path / "dog" / "text.jpg"
     torn.write_bytes(whole[: len(whole) // 2])
     text.write_text("not an image")
-    found = source(tmp_path, skip_bad_images=True, memory_gb=memory_gb)
+    with pytest.raises(BadInput, match=mentions("1.png", "images: 2")):
+        source(tmp_path, **store)
+    found = source(tmp_path, skip_bad_images=True, **store)
     assert list(found.skipped) == [str(torn), str(text)]
     train = found.splits["train"]
     assert len(train) == 11
@@ -76,29 +73,7 @@ def test_unreadable_images_are_skipped_when_asked_for_and_listed_and_counted(tmp
     assert data_of(tmp_path, skip_bad_images=True).summary["skipped"] == 2
 
 
-# --- archives and arrays ----------------------------------------------------------------------------------------------
-
-
 # --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_table_gives_paths_from_its_own_folder_labels_and_splits(tmp_path, monkeypatch):
-    for name in ("images/a.png", "images/b.png", "images/c.png", "images/d.png"):
-        picture(tmp_path / "set" / name)
-    elsewhere = picture(tmp_path / "elsewhere.png")
-    path = table(
-        tmp_path / "set" / "list.csv", "label,path,split,remark", "zebra,images/a.png,train,x", "ant,images/b.png,,",
-        f"ant,{elsewhere},Test,", "zebra,images/c.png,validation,", "bee,images/d.png,val,",
-    )  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    found = source(path)
-    assert found.classes == ("ant", "bee", "zebra")
-    assert {name: split.labels.tolist() for name, split in found.splits.items()} == {
-        "train": [2, 0],
-        "val": [2, 1],
-        "test": [0],
-    }
-    assert names(found.splits["test"]) == {str(elsewhere)}
 
 
 def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):
@@ -115,20 +90,6 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):
     table(tmp_path / "w.csv", "path,a,b", *(f"{path},{i % 2},{(1.0, 0.5)[i % 2]}" for i, path in enumerate(paths)))
     one, other = (data_of(tmp_path / name) for name in ("w.parquet", "w.csv"))
     assert one.summary["fingerprint"] == other.summary["fingerprint"]
-
-
-# --- partial labels ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("folder", ["unlabelled", "_unlabeled", "UNLABELED", ""])
-def test_images_outside_a_class_folder_are_unlabelled_and_no_class(tmp_path, folder):
-    class_folders(tmp_path, each=2)
-    picture(tmp_path / folder / "loose.png")
-    found = source(tmp_path)
-    assert found.classes == ("cat", "dog")
-    labels = labels_by_name(found.splits["train"], tmp_path)
-    assert labels.pop(str(Path(folder) / "loose.png")) == -1
-    assert sorted(labels.values()) == [0, 0, 1, 1]
 
 
 # --- held out ---------------------------------------------------------------------------------------------------------

@@ -21,20 +21,13 @@ from supancl.data.sources import tars
 from supancl.data.sources.tars import index_path
 from supancl.data.spec import DataSpec
 from supancl.data.store.cache import StreamImages
-from supancl.data.store.memory import Feed
 from supancl.errors import BadInput
-from tests.files import assert_mentions, mentions, noise
+from tests.files import assert_mentions, mentions, noise, png
 from tests.helpers import property_test
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import assert_same_bits, final_state, tiny_recipe
 
 SIDE = 8
-
-
-def png(seed: int, size: tuple[int, int] = (SIDE, SIDE)) -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(noise(*size, 3, seed=seed)).save(content, "png")
-    return content.getvalue()
 
 
 def shard(path: Path, seeds: range, classes: int = 3, bad: tuple[int, ...] = (), sizes: bool = False) -> Path:
@@ -195,15 +188,12 @@ def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp
     assert batch.sizes.tolist() == [[10, 20], [6, 6]]
     assert torch.equal(batch.pixels[0], torch.from_numpy(wide[:, 25:45]).permute(2, 0, 1))
     assert train.labels.tolist() == [-1, -1]
-    feed = Feed(train, lambda step: torch.tensor([step]), torch.device("cpu"), 2)
-    assert not feed.has_one_shape
+    assert not train.store.has_one_shape(torch.device("cpu"))
+    assert train.store.has_one_shape(torch.device("cuda"))
     for position in (0, 1):
-        fitted = train.batch_on_canvas(torch.tensor([position]))
+        fitted = train.store.batch_on_canvas(torch.tensor([position]))
         assert fitted.pixels.shape == (1, 3, 20, 20)
         assert fitted.sizes.tolist() == [batch.sizes[position].tolist()]
-    feed.device = torch.device("cuda")
-    assert feed.has_one_shape
-    feed.close()
 
 
 # --- the index kept beside --------------------------------------------------------------------------------------------

@@ -13,19 +13,12 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from PIL import Image
 
 from supancl.data.opening import open_source
 from supancl.data.sources.tars import iter_samples
 from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
-from tests.files import mentions, noise
-
-
-def png(seed: int, size: tuple[int, int] = (8, 6)) -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(noise(*size, 3, seed=seed)).save(content, "png")
-    return content.getvalue()
+from tests.files import mentions, png
 
 
 def shard(path: Path, rows: list[dict]) -> Path:

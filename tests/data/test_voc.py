@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
 from tests.detection.drawn import annotation
-from tests.files import mentions, picture, supancl
+from tests.files import mentions, picture
 
 Objects = list[tuple[str, bool]]  # class, and whether it is difficult
 
@@ -76,23 +75,3 @@ def test_what_is_missing_or_damaged_is_named(tmp_path):
     (lists / "train.txt").unlink()
     with pytest.raises(BadInput, match=mentions("ImageSets/Main")):
         opened(folder)
-
-
-def test_from_the_layout_to_an_encoder(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    images = {f"{kind}{i}": objects for kind, objects in TRAIN.items() for i in range(4)}
-    write_year(tmp_path / "VOCdevkit" / "VOC2012", train=images, val=TRAIN)
-    shown = supancl(capsys, "data", "show", "VOCdevkit/VOC2012", "--out", "sheets", "--json", "facts.json")
-    assert shown.code == 0, shown.err
-    facts = json.loads((tmp_path / "facts.json").read_text())
-    assert facts["splits"]["train"] == {
-        "images": 20, "labelled": 12, "classes": 2,
-        "labels_per_image": {"most": 2, "mean": 1.33, "least_weight": 1, "largest_weight": 1},
-    }  # fmt: skip
-    assert facts["histogram"]["cat"] == {"train": 8, "val": 2}
-    trained = supancl(
-        capsys, "pretrain", "digits.supsiam", "--data", "VOCdevkit/VOC2012", "--epochs", "1", "--batch-size", "8",
-        "--device", "cpu", "--set", "encoder.width=8", "--set", "pool.size=16", "--out", "run", "--quiet",
-    )  # fmt: skip
-    assert trained.code == 0, trained.err
-    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["data"]["labels_per_image"]["most"] == 2

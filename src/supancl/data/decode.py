@@ -56,10 +56,7 @@ Item = Path | str | MadeItem
 
 
 def decode(
-    item: Item | Image.Image,
-    channels: int = 3,
-    short_side: int | None = None,
-    resample: Resample = "bilinear",
+    item: Item | Image.Image, channels: int = 3, short_side: int | None = None, resample: Resample = "bilinear"
 ) -> Tensor:
     """One image as uint8 (C, H, W): upright, in RGB or grey, its short side shrunk; raises OSError or ValueError."""
     try:
@@ -98,12 +95,15 @@ def _load_upright(item: Item | Image.Image) -> Any:
         return Image.fromarray(scaled)
 
 
-def try_decode(item: Item, channels: int, short_side: int | None, resample: Resample) -> Tensor | str:
-    """The decoded image, or the reason why it cannot be read."""
+def try_decode(
+    item: Item | Image.Image, channels: int = 3, short_side: int | None = None, resample: Resample = "bilinear"
+) -> Tensor | str:
+    """The decoded image, or the reason why it cannot be read, without its path."""
     try:
         return decode(item, channels, short_side, resample)
     except (OSError, ValueError) as error:
-        return image_problem(error)
+        message = str(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+        return "no known image format" if "cannot identify image file" in message else message
 
 
 def shrunk_size(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
@@ -139,12 +139,6 @@ def _bands(image: Any) -> Iterator[tuple[slice, Any]]:
     for top in range(0, image.height, height):
         bottom = min(top + height, image.height)
         yield slice(top, bottom), image.crop((0, top, image.width, bottom))
-
-
-def image_problem(error: OSError | ValueError) -> str:
-    """Why an image cannot be read, without its path."""
-    message = str(getattr(error, "strerror", None) or str(error) or type(error).__name__)
-    return "no known image format" if "cannot identify image file" in message else message
 
 
 def open_image(item: Item) -> Any:
@@ -183,11 +177,6 @@ def check_image_bytes(length: int) -> None:
     """Refuse a file before it is read: some of Pillow's readers take all of it into memory."""
     if length > MAX_IMAGE_BYTES:
         raise ValueError(f"has {length:,} bytes, an image may have {MAX_IMAGE_BYTES:,}; store it smaller or compressed")
-
-
-def item_stamp(item: Item) -> tuple[int, int]:
-    """Two numbers that change with an item's content."""
-    return item.stamp() if isinstance(item, MadeItem) else file_stamp(item)
 
 
 def file_stamp(path: Path | str) -> tuple[int, int]:

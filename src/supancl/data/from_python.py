@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from PIL import Image
 
-from supancl.data.decode import LISTED_SUFFIXES, Resample, decode, image_problem, map_in_order
+from supancl.data.decode import LISTED_SUFFIXES, Resample, map_in_order, try_decode
 from supancl.data.sources.arrays import check_image_array, close_gaps, convert_channels, list_arrays, number_labels
 from supancl.data.spec import DataSpec
 from supancl.data.splits import Source, list_stored
@@ -52,11 +52,10 @@ def as_array(images: Any, dims: int = 4) -> Any:
 
 def decode_any(image: OneImage, channels: int, short_side: int | None, resample: Resample = "bilinear") -> Tensor:
     """One image as uint8 (C, H, W), the same pixels as from a folder; an array keeps its size, as in a .npz."""
-    try:
-        if isinstance(image, (str, Path, Image.Image)):
-            return decode(Path(image) if isinstance(image, str) else image, channels, short_side, resample)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{image}: cannot be read as an image ({image_problem(error)})") from None
+    if isinstance(image, (str, Path, Image.Image)):
+        if isinstance(pixels := try_decode(image, channels, short_side, resample), str):
+            raise BadInput(f"{image}: cannot be read as an image ({pixels})")
+        return pixels
     array = np.asarray(as_array(image, 3) if hasattr(image, "__array__") else None)
     batch = array[None, ..., None] if array.ndim == 2 else array[None]
     check_image_array(batch.shape, batch.dtype, f"one image, of {type(image).__name__}")
@@ -161,7 +160,4 @@ def is_missing(label: Any) -> bool:
     >>> [is_missing(label) for label in (None, float("nan"), "nan", 0)]
     [True, True, False, False]
     """
-    try:
-        return label is None or bool(label != label)
-    except TypeError:  # pandas.NA does not say whether it equals itself
-        return True
+    return label is None or type(label).__name__ == "NAType" or bool(label != label)

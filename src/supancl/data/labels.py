@@ -33,8 +33,6 @@ else:
 SEPARATOR = ";"  # between the names of one image in a .csv
 NO_LABEL = ("-1", "-1.0")  # a column with gaps turns -1 into -1.0
 WITH_WEIGHT = re.compile(r"(.*):\s*([-+.,]*\d.*|)")  # what follows the last ':' is, or is meant as, a number
-# of the largest weight of a source to its smallest: sums of weights in a pool have 16 digits, and pools many entries
-MAX_RATIO = 1e6
 MAX_WEIGHT = 1e30  # float32 has room for sums of them
 D = TypeVar("D", "Data", "Source")
 
@@ -71,8 +69,6 @@ def labels_from_pairs(pairs: Tensor) -> Labels:
     weights, most = pairs[..., 1][is_label], max(1, int(is_label.sum(1).max())) if len(pairs) else 1
     if most == 1 and bool((weights == 1).all()):
         return Labels(pairs[:, 0, :1].long())
-    if len(weights) and not 0 < float(weights.max()) <= min(MAX_RATIO * float(weights.min()), MAX_WEIGHT):
-        raise BadInput(f"weights of labels are from {weights.min():g} to {weights.max():g}: too far apart for float32")
     labels = Labels.of(pairs[:, :most])
     return labels.with_rarest(labels.counts())
 
@@ -117,11 +113,6 @@ def label_texts(labels: Labels, positions: Tensor, classes: Sequence[str], unlab
     return [label_cell(row) or unlabelled for row in rows]
 
 
-def _weight_suffix(weight: float) -> str:
-    """What follows a name in a .csv: nothing for weight 1, else ':0.7', the shortest text for the same float32."""
-    return "" if weight == 1 else f":{np.format_float_positional(np.float32(weight), trim='-')}"
-
-
 def label_cell(labels: Sequence[tuple[str, float]]) -> str:
     """The cell of a .csv that `parse_label_set` reads as these names and weights; no name has a ';'.
 
@@ -131,7 +122,12 @@ def label_cell(labels: Sequence[tuple[str, float]]) -> str:
     >>> label_cell([("cat", 1.0), ("dog", 0.5)]), label_cell([("disk:1", 1.0)])
     ('cat;dog:0.5', 'disk:1:1;')
     """
-    suffixes = [_weight_suffix(weight) or ":1" * bool(WITH_WEIGHT.fullmatch(name)) for name, weight in labels]
+    # the shortest text for the same float32
+    numbers = [np.format_float_positional(np.float32(weight), trim="-") for _, weight in labels]
+    suffixes = [
+        f":{number}" if number != "1" or WITH_WEIGHT.fullmatch(name) else ""
+        for (name, _), number in zip(labels, numbers, strict=True)
+    ]
     text = SEPARATOR.join(f"{name}{suffix}" for (name, _), suffix in zip(labels, suffixes, strict=True))
     return f"{text}{SEPARATOR}" if len(labels) == 1 and suffixes[0] else text
 
@@ -172,19 +168,11 @@ def add_levels(
     if depth < 2:
         raise NoLevels(f"{spec.location}: no class name has a '/', such as animal/cat; leave data.hierarchy out")
     weights = spec.level_weights or (1.0,) * depth
-    if len(weights) != depth or depth > spec.max_labels:
-        raise BadInput(
-            f"{spec.location}: levels of its classes: {depth}, data.level_weights: {len(weights)}, data.max_labels: "
-            f"{spec.max_labels}"
-        )
+    if len(weights) != depth:
+        raise BadInput(f"{spec.location}: levels of its classes: {depth}, data.level_weights: {len(weights)}")
     prefixes = [["/".join(path[: level + 1]) for level in range(len(path))] for path in paths]
     sets: list[LabelSet] = [dict(zip(names, weights, strict=False)) for names in prefixes]
     levels = {name: level for names in prefixes for level, name in enumerate(names)}
-    level_of_folder: dict[str, int] = {}
-    for name, level in levels.items():  # cat and animal/cat are more often the same class than two
-        folder = name.rpartition("/")[2]
-        if not folder or folder != folder.strip() or level_of_folder.setdefault(folder, level) != level:
-            raise BadInput(f"{spec.location}: class {name[:80]!r}: its last part is empty, or on another level too")
     nodes = tuple(sorted(levels))
     every_class = labels_from_pairs(pairs_from_sets([*sets, {}], nodes))  # the last is that of none, -1
     labels = every_class[labels.single]
@@ -230,13 +218,9 @@ def with_given_labels(data: D) -> D:
     return replace(data.map_labels(Labels.finest), levels=())
 
 
-def _superclasses() -> dict[str, tuple[str, ...]]:
-    """The 20 superclasses of CIFAR-100, with five classes each (https://www.cs.toronto.edu/~kriz/cifar.html)."""
-    text = resources.files("supancl.data.sources").joinpath("cifar100.txt").read_text(encoding="utf-8")
-    return {name: tuple(classes.split()) for name, classes in (line.split(": ") for line in text.splitlines())}
-
-
-SUPERCLASSES = _superclasses()
+_LINES = resources.files("supancl.data.sources").joinpath("cifar100.txt").read_text(encoding="utf-8").splitlines()
+# the 20 superclasses of CIFAR-100, with five classes each (https://www.cs.toronto.edu/~kriz/cifar.html)
+SUPERCLASSES = {name: tuple(classes.split()) for name, classes in (line.split(": ") for line in _LINES)}
 SUPERCLASS_OF = {name: superclass for superclass, names in SUPERCLASSES.items() for name in names}
 CLASSES = tuple(sorted(SUPERCLASS_OF))  # in label order
 

@@ -46,7 +46,7 @@ def open_data(spec: DataSpec | str | Path, channels: int = 3, progress: Progress
 
     >>> data = open_data("digits", channels=1)
     >>> data
-    Data(digits: 1618 training images, all labelled, 179 held out, 10 classes)
+    Data(digits; training images: 1618, labelled: 1618, held out: 179, classes: 10)
     >>> len(data.train), data.classes[:3]
     (1618, ('0', '1', '2'))
     """
@@ -96,6 +96,7 @@ def list_source(spec: DataSpec, channels: int) -> Source:
     if benchmarks.is_benchmark(name):
         benchmark_name, _, root = name.partition("@")
         return benchmarks.list_benchmark(benchmark_name, root, channels)
+    check_source(name)
     kind, _, library_name = name.partition(":")
     with track_task(f"listing {name}"):
         if name in arrays.BUILT_IN:
@@ -104,7 +105,7 @@ def list_source(spec: DataSpec, channels: int) -> Source:
             return tars.list_tars(name)
         if kind in libraries.READERS:
             return libraries.READERS[kind](library_name, channels)
-        if (path := _existing_path(name)).is_dir():
+        if (path := Path(name)).is_dir():
             is_voc = (path / "ImageSets/Main").is_dir() and (path / "JPEGImages").is_dir()
             return folder.list_voc(path) if is_voc else folder.list_folder(path, spec.hierarchy == "paths")
         if path.suffix.lower() == ".npz":
@@ -208,11 +209,9 @@ def check_source(name: str) -> None:
     """Refuse a missing source before any is read: reading the ones before it may take hours."""
     if benchmarks.is_benchmark(name):
         benchmarks.find_benchmark(*name.split("@", 1))
-    elif name not in arrays.BUILT_IN and name.partition(":")[0] not in libraries.READERS and not tars.is_tar(name):
-        _existing_path(name)
-
-
-def _existing_path(name: str) -> Path:
+        return
+    if name in arrays.BUILT_IN or name.partition(":")[0] in libraries.READERS or tars.is_tar(name):
+        return
     if not name:
         raise BadInput(NO_SOURCE)
     if not Path(name).exists():
@@ -221,7 +220,6 @@ def _existing_path(name: str) -> Path:
         if name == arrays.FROM_PYTHON:
             hint = "; images from Python are not kept: give them again in Python (data=...), or name a source"
         raise BadInput(f"no data at {name!r}{hint}")
-    return Path(name)
 
 
 # --- what a source holds, without decoding it -------------------------------------------------------------------------
@@ -235,10 +233,6 @@ class Survey:
     labelled: int
     classes: int
     side: int  # pixels, median
-
-    @property
-    def is_labelled(self) -> bool:
-        return self.classes > 1
 
 
 def survey_source(spec: DataSpec, channels: int = 3) -> Survey:

@@ -61,10 +61,6 @@ class Split:
     def batch(self, positions: Tensor) -> Batch:
         return self.store.batch(self.index[positions])
 
-    def batch_on_canvas(self, positions: Tensor) -> Batch:
-        """The batch to copy to a GPU, padded to the same shape every time if the store can."""
-        return self.store.batch_on_canvas(self.index[positions])
-
     def order(self, seed: int, batch_size: int, balanced: bool = False, unlabelled: bool = True) -> Order:
         """Which images each step of a run takes."""
         if not self.is_streamed:
@@ -161,7 +157,6 @@ class Source:
     location: str
     store: ImageStore | None = None
     remarks: tuple[str, ...] = ()
-    keeps_classes: bool = False  # also those without an image
     by_number: bool = False  # classes that are all numbers are sorted as numbers: 2 before 10
     cache_name: str = ""  # name of its packed cache; '': the source's name
     levels: tuple[int, ...] = ()  # of a hierarchy, whose names are paths: the level of each class, 0 for the coarsest
@@ -189,13 +184,8 @@ class Source:
 
     def take(self, rows: np.ndarray) -> Source:
         """Only these images, before they have a store."""
-        labels, classes = self.labels[torch.from_numpy(rows)], self.classes
-        if not self.keeps_classes:
-            used = torch.unique(labels.classes[labels.classes >= 0])
-            numbers = torch.full((len(classes) + 1,), -1).index_copy(0, used, torch.arange(len(used)))
-            labels, classes = renumbered(labels, numbers), tuple(classes[number] for number in used.tolist())
-        items, split_numbers = take_items(self.items, rows), self.split_numbers[rows]
-        return replace(self, items=items, split_numbers=split_numbers, labels=labels, classes=classes)
+        items, labels = take_items(self.items, rows), self.labels[torch.from_numpy(rows)]
+        return replace(self, items=items, split_numbers=self.split_numbers[rows], labels=labels)
 
     def map_labels(self, change: Callable[[Labels], Labels]) -> Source:
         """The source with other labels."""
@@ -219,12 +209,9 @@ class Data:
     incomplete: bool = False  # as in Source
 
     def __repr__(self) -> str:
-        labelled = self.train.num_labelled
-        labels = "all labelled" if labelled == len(self.train) else f"{labelled or 'none'} labelled"
-        return (
-            f"Data({self.summary.get('source') or 'arrays'}: {len(self.train)} training images, {labels}, "
-            f"{len(self.held_out)} held out, {len(self.classes)} classes)"
-        )
+        images = f"training images: {len(self.train)}, labelled: {self.train.num_labelled}"
+        source = self.summary.get("source") or "arrays"
+        return f"Data({source}; {images}, held out: {len(self.held_out)}, classes: {len(self.classes)})"
 
     def map_labels(self, change: Callable[[Labels], Labels]) -> Data:
         """The data with the labels of train, held-out and test images changed."""
@@ -271,15 +258,6 @@ def fingerprint(*splits: Split) -> str:
 # --- making a source --------------------------------------------------------------------------------------------------
 
 
-def renumbered(labels: Labels, numbers: Tensor) -> Labels:
-    """Labels with other numbers of classes, those of an image in ascending order; the last number is that of none."""
-    if labels.has_one_each:
-        return Labels(numbers[labels.classes])
-    pairs = torch.stack([numbers[labels.classes].float(), labels.weights], dim=-1)
-    order = torch.where(pairs[..., 0] < 0, torch.inf, pairs[..., 0]).argsort(dim=1, stable=True)
-    return labels_from_pairs(pairs.gather(1, order[..., None].expand(-1, -1, 2)))
-
-
 def make_source(
     items: Sequence[Item],
     split_numbers: np.ndarray,
@@ -299,7 +277,7 @@ def make_source(
     known = sorted_names(names, more.get("by_number", False)) if classes is None else classes
     labels = labels_from_pairs(pairs_from_sets(sets, known))[torch.from_numpy(codes.astype(np.int64))]
     labels = labels.with_rarest(labels.counts())
-    return Source(items, split_numbers, labels, known, str(location), keeps_classes=classes is not None, **more)
+    return Source(items, split_numbers, labels, known, str(location), **more)
 
 
 def list_entries(
@@ -321,36 +299,25 @@ def list_stored(
     splits = np.repeat([OFFICIAL_SPLITS.index(name) for name in names], list(map(len, names.values())))
     items = StoredItems(str(location), store, [name for part in names.values() for name in part])
     splits = splits.astype(np.uint8)
-    return Source(items, splits, labels, classes, str(location), store, keeps_classes=True, by_number=True)
+    return Source(items, splits, labels, classes, str(location), store, by_number=True)
 
 
 def join_sources(sources: Mapping[str, Source], cache_name: str) -> Source:
     """One list of all images. Classes of the same name are one class; splits of the same name are one split."""
-    used, remarks = set[str](), [remark for each in sources.values() for remark in each.remarks]
+    remarks = [remark for each in sources.values() for remark in each.remarks]
+    codes, values = list[np.ndarray](), list[LabelSet]()
     for name, each in sources.items():
-        present = {each.classes[number] for number in torch.unique(each.labels.classes).tolist() if number >= 0}
-        used |= present
-        if not present:
+        rows, code = torch.unique(each.labels.tensor, dim=0, return_inverse=True)
+        codes.append(code.numpy() + len(values))
+        values += [{each.classes[number]: weight for number, weight in row} for row in Labels.of(rows).entries()]
+        if not each.labels.is_labelled.any():
             remarks.append(f"{name}: none of its images has a class")
         if isinstance(each.store, ArrayImages) and each.store.pixels.ndim != 4:
             raise BadInput(f"{name} holds vectors, which cannot be joined with other data; name it alone")
-    classes = sorted_names(used, all(each.by_number for each in sources.values()))
-    number_of = {name: number for number, name in enumerate(classes)}
-    numbers = [torch.tensor([*(number_of.get(name, -1) for name in each.classes), -1]) for each in sources.values()]
-    labels = [renumbered(each.labels, new) for each, new in zip(sources.values(), numbers, strict=True)]
-    most = max(part.classes.shape[1] for part in labels)
-    pairs = [torch.tensor([-1.0, 0.0]).repeat(len(part), most, 1) for part in labels]
-    for part, padded in zip(labels, pairs, strict=True):
-        padded[:, : part.classes.shape[1]] = torch.stack([part.classes.float(), part.weights], dim=-1)
-    return Source(
-        [item for each in sources.values() for item in each.items],
-        np.concatenate([each.split_numbers for each in sources.values()]),
-        labels_from_pairs(torch.cat(pairs)),
-        classes,
-        " + ".join(sources),
-        remarks=tuple(remarks),
-        cache_name=cache_name,
-    )
+    items = [item for each in sources.values() for item in each.items]
+    splits, location = np.concatenate([each.split_numbers for each in sources.values()]), " + ".join(sources)
+    more: dict[str, Any] = {"by_number": all(each.by_number for each in sources.values()), "cache_name": cache_name}
+    return make_source(items, splits, np.concatenate(codes), values, location, remarks=tuple(remarks), **more)
 
 
 class StoredItems(LazyItems):

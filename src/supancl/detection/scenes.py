@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.decode import decode, image_problem
+from supancl.data.decode import try_decode
 from supancl.data.order import derive_seed, epoch_order
 from supancl.data.sources.folder import read_annotation, read_list
 from supancl.data.threads import ReadingThreads, waiting_for_images
@@ -75,10 +75,8 @@ class Scenes:
         if position in self.decoded:
             return self.decoded[position]
         scene = self.scenes[position]
-        try:
-            image = decode(scene.path)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{scene.path}: no readable image ({image_problem(error)}); fix or remove it") from None
+        if isinstance(image := try_decode(scene.path), str):
+            raise BadInput(f"{scene.path}: no readable image ({image}); fix or remove it")
         if image.shape[1:] != (scene.height, scene.width):
             raise BadInput(
                 f"{scene.path} is {image.shape[2]} x {image.shape[1]} (upright), its annotation says {scene.width} x "

@@ -181,7 +181,7 @@ RULES: dict[str, Callable[[Facts], Choice]] = {
 
 def default_recipe(data: Survey) -> str:
     """The recipe for images where none is named: SupSiam if they have labels, else SimSiam."""
-    return "auto.supsiam" if data.is_labelled else "auto.simsiam"
+    return "auto.supsiam" if data.classes > 1 else "auto.simsiam"
 
 
 def is_to_be_fitted(recipe: Recipe) -> bool:

@@ -103,7 +103,7 @@ class Trainer:
 def can_replay(recipe: Recipe, device: torch.device, ranks: Ranks, feed: Feed) -> bool:
     """Whether a step can be recorded: on one GPU, with batches of one shape."""
     requested = device.type == "cuda" and bool(recipe.train.replay) and ranks.size == 1
-    return requested and feed.has_one_shape
+    return requested and feed.split.store.has_one_shape(device)
 
 
 # --- what is learned and saved ----------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def list_benchmark(name: str, root: Path | str, channels: int, use: Use | None =
     if use not in row.uses or not len(labels):
         raise BadInput(f"{name}: images for {use} in {folder}: none; it is for {' and '.join(row.uses)}")
     splits = assign_splits(name, row, np.array(OFFICIAL_SPLITS)[source.split_numbers], labels, use)
-    is_complete = not missing and all(check.ok for check in _count(row, use, splits, labels))
+    is_complete = not missing and all(good for _, _, good in _count(row, use, splits, labels).values())
     if not is_complete and not partial:
         raise BadInput(f"{name} in {folder} is incomplete; see: supancl data check {name} --root {folder}")
     why = (f"{name} is incomplete, so its results cannot be compared with published ones",)
@@ -175,14 +175,7 @@ def _rank_in_class(labels: Tensor, seed: int) -> np.ndarray:
 # --- checking ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CheckRow:
-    """How many images or classes there are, and how many there should be."""
-
-    what: str
-    found: int
-    wanted: str
-    ok: bool
+Counts = dict[str, tuple[int, str, bool]]  # of images or classes: how many there are, should be, and whether that is so
 
 
 @dataclass(frozen=True)
@@ -191,18 +184,19 @@ class Check:
 
     name: str
     folder: Path
-    rows: tuple[CheckRow, ...]
+    counts: Counts
     missing: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        return not self.missing and all(row.ok for row in self.rows)
+        return not self.missing and all(is_good for _, _, is_good in self.counts.values())
 
     @property
     def lines(self) -> tuple[str, ...]:
         counts = [
-            f"  {row.what:<15} {row.found:>8,} of {row.wanted}{'' if row.ok else '  <- differs'}" for row in self.rows
+            f"  {what:<15} {found:>8,} of {wanted}{'' if is_good else '  <- differs'}"
+            for what, (found, wanted, is_good) in self.counts.items()
         ]
         missing = f"  missing: {len(self.missing)} {', '.join(self.missing[:10])}"
         end = "complete" if self.ok else f"incomplete; see: supancl data check {self.name}"
@@ -213,29 +207,26 @@ def check_benchmark(name: str, root: Path | str) -> Check:
     """Count classes and images per split, and name missing files; nothing is decoded."""
     name = official_name(name)
     row, (folder, source, labels, missing) = BENCHMARKS[name], _read(name, root, 3)
-    official, rows = np.array(OFFICIAL_SPLITS)[source.split_numbers], list[CheckRow]()
+    official, counts = np.array(OFFICIAL_SPLITS)[source.split_numbers], Counts()
     for use in row.uses:
-        checks = _count(row, use, assign_splits(name, row, official, labels, use), labels)
-        rows += [check for check in checks if check not in rows]
-    return Check(name, folder, tuple(rows), tuple(missing), row.remarks)
+        counts |= _count(row, use, assign_splits(name, row, official, labels, use), labels)
+    return Check(name, folder, counts, tuple(missing), row.remarks)
 
 
-def _count(row: Benchmark, use: Use, splits: np.ndarray, labels: np.ndarray) -> list[CheckRow]:
+def _count(row: Benchmark, use: Use, splits: np.ndarray, labels: np.ndarray) -> Counts:
     """Numbers of images and classes, and whether they are as they should be."""
-    classes = CheckRow("classes", found := len(set(labels.tolist())), f"{row.classes:,}", found == row.classes)
+    found, counts = len(set(labels.tolist())), Counts()
     if use == "few-shot":
-        return [CheckRow("few-shot images", len(splits), f"{row.images:,}", len(splits) == row.images), classes]
-    rows = []
-    for split, size in zip(SPLITS, row.split or (), strict=True):
-        found, wanted = int((splits == split).sum()), f"{size:,}"
-        is_good = found == size
+        counts["few-shot images"] = (len(splits), f"{row.images:,}", len(splits) == row.images)
+    for split, size in zip(SPLITS, () if use == "few-shot" else row.split or (), strict=False):
+        sizes, wanted = Counter(labels[splits == split].tolist()), f"{size:,}"
+        is_good = sizes.total() == size
         if row.class_sizes:  # of each class
             low, high = row.class_sizes.get(split, (0, 0))
-            sizes = Counter(labels[splits == split].tolist())
             is_good = all(low <= sizes[label] <= high for label in row.class_order)
             wanted = f"{row.classes} x {low:,} to {high:,}"
-        rows.append(CheckRow(f"{split} images", found, wanted, is_good))
-    return [*rows, classes]
+        counts[f"{split} images"] = (sizes.total(), wanted, is_good)
+    return counts | {"classes": (found, f"{row.classes:,}", found == row.classes)}
 
 
 def download_instructions(name: str) -> str:

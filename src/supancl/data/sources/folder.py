@@ -213,15 +213,11 @@ aircraft = lists(  # 1025794 707-320
     {split: f"data/images_variant_{split}.txt" for split in ("train", "val", "test")},
     lambda line: (f"data/images/{line.split(' ', 1)[0]}.jpg", line.split(" ", 1)[1].strip()),
 )
-
-
 mit67 = lists({"trainval": "TrainImages.txt", "test": "TestImages.txt"}, in_class_folder("Images"))
 sun397 = lists(  # /a/abbey/sun_....jpg; a class may be two folders deep
     {"trainval": "Training_01.txt", "test": "Testing_01.txt"},
     lambda line: (line.strip("/"), "/".join(line.strip("/").split("/")[1:-1])),
 )
-
-
 pets = lists(  # Abyssinian_100 1 1 1
     {split: f"annotations/{split}.txt" for split in ("trainval", "test")},
     lambda line: (f"images/{line.split()[0]}.jpg", line.split()[0].rpartition("_")[0]),

@@ -25,11 +25,6 @@ from supancl.errors import BadInput, did_you_mean
 from supancl.files import reason
 
 UNSAFE_DATASETS = ("LSUN", "LSUNClass")  # torchvision unpickles a cache file in the working folder: it could run code
-SPLIT_NAMES_TO_TRY = {
-    "train": ("train", "trainval", "train_noval"),
-    "val": ("val", "valid", "validation"),
-    "test": ("test",),
-}
 
 
 def _rows(name: str, count: int, content: str, read: Callable[[int], Any]) -> LazyItems:
@@ -71,7 +66,7 @@ def read_torchvision(text: str, channels: int) -> Source:
     numbers, classes = arrays.number_labels(labels, counts, location, classes)
     items = [item for split, data in splits.items() for item in _list_items(data, f"torchvision:{name}.{split}", root)]
     split_numbers = np.repeat([SPLITS.index(split) for split in splits], list(counts.values())).astype(np.uint8)
-    return Source(items, split_numbers, numbers, classes, location, keeps_classes=True)
+    return Source(items, split_numbers, numbers, classes, location)
 
 
 def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> dict[str, Any]:
@@ -81,7 +76,7 @@ def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> dict[str, 
     if "train" in parameters:
         attempts = [("train", {"train": True}), ("test", {"train": False})]
     elif "split" in parameters:
-        attempts = [(split, {"split": option}) for split, names in SPLIT_NAMES_TO_TRY.items() for option in names]
+        attempts = [(split, {"split": option}) for option, split in (SPLIT_NAMES | {"train_noval": "train"}).items()]
     splits, cause = dict[str, Any](), ""
     for split, arguments in attempts:
         try:
@@ -174,7 +169,8 @@ def list_hugging_face(text: str, channels: int) -> Source:
     for split, (name, *_) in ((split, found) for split, found in names.items() if found):
         data, location = splits[name], f"hf:{text} ({name})"
         image, label = _find_columns(datasets, data, location)
-        listed = getattr(_element(data.features[label]), "names", None) if label else None
+        kind = data.features[label] if label else None
+        listed = getattr(getattr(kind, "feature", kind), "names", None)  # of a column of lists: of what they hold
         all_classes.add(tuple(listed) if listed else None)
         labels = [_label_names(value, listed) for value in (data[label] if label else [None] * len(data))]
         items = _list_rows(datasets, data, image, f"hf:{cache_name}.{name}")
@@ -200,13 +196,9 @@ def _find_columns(datasets: Any, data: Any, location: str) -> tuple[str, str | N
     if not images:
         raise BadInput(f"{location}: no column of images; it has {', '.join(data.features)}")
     usual = [name for name in ("label", "labels", "fine_label", "class") if name in data.features]
-    labels = [name for name, kind in data.features.items() if isinstance(_element(kind), datasets.ClassLabel)]
+    features = {name: getattr(kind, "feature", kind) for name, kind in data.features.items()}
+    labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     return images[0], next((name for name in usual if name in labels), (labels or usual or [None])[0])
-
-
-def _element(kind: Any) -> Any:
-    """What a column's lists hold, or the kind itself if it holds no lists."""
-    return getattr(kind, "feature", kind)
 
 
 def _label_names(value: Any, names: Sequence[str] | None) -> str | tuple[str, ...]:

@@ -76,7 +76,7 @@ def list_table(path: Path, column_names: str = "", max_labels: int = DataSpec.ma
         weights, order = _weights(table, layout, path, names), np.argsort(layout.classes)
         classes = tuple(layout.classes[column] for column in order)
         labels = labels_from_pairs(pairs_from_matrix(weights[:, order], str(path), 2))
-        return Source(items, splits, labels, classes, str(path), remarks=tuple(remarks), keeps_classes=True)
+        return Source(items, splits, labels, classes, str(path), remarks=tuple(remarks))
     texts, codes = [""], np.zeros(len(paths), np.int32)
     if layout.labels:
         column, codes = _different(table[layout.labels[0]])

@@ -24,28 +24,19 @@ from typing import Any
 import numpy as np
 
 from supancl.config import parse_json
-from supancl.data.decode import (
-    LISTED_SUFFIXES,
-    MadeItem,
-    check_image_bytes,
-    file_stamp,
-    map_in_order,
-    open_image_bytes,
-)
+from supancl.data.decode import LISTED_SUFFIXES, MadeItem, check_image_bytes, file_stamp, map_in_order, open_image_bytes
 from supancl.data.labels import NO_LABEL
 from supancl.data.splits import SPLIT_NAMES, SPLITS, Source, make_source
 from supancl.data.store.cache import TAR_INDEX_FOLDER, cache_root
 from supancl.data.store.memory import LazyItems
 from supancl.errors import BadInput
 from supancl.files import make_inner_folder, open_regular, reason, remove_left_over_files, write_bytes
-from supancl.reporter import report_progress
+from supancl.reporter import track
 
 LABEL_EXTENSIONS = ("cls", "json")  # in this order of preference
 MAX_SHARDS = 1_000_000  # that a pattern may name: the largest public sets have a quarter of that
 MAX_LABEL_BYTES = 2**20  # a .json may hold more than its label
 INDEX_VERSION = 5
-
-
 FIELDS = ("offsets", "lengths", "codes", "texts", "members", "digest")
 
 
@@ -157,17 +148,15 @@ def index_tars(files: Sequence[Path]) -> list[TarIndex]:
     """The index of each shard; missing or outdated ones are built."""
     indexes = {path.resolve(): _read_index(path.resolve()) for path in files}  # np.load is not safe in threads (3.11)
     missing = [tar for tar, index in indexes.items() if index is None]
-    for done, index in enumerate(map_in_order(_build_index, missing), start=1):
+    for index in track(map_in_order(_build_index, missing), "indexing tar shards", len(missing)):
         indexes[index.tar] = index
-        report_progress("indexing tar shards", done, len(missing))
     return [index for index in indexes.values() if index is not None]
 
 
 def index_path(tar: Path) -> Path:
     """The name includes the shard's stamp: machines that share a cache may have different copies of the shard."""
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", tar.stem)[:40].strip("-") or "shard"
     key = hashlib.sha256(os.fsencode(f"{tar} {file_stamp(tar)} {INDEX_VERSION}")).hexdigest()[:16]
-    return cache_root() / TAR_INDEX_FOLDER / f"{name}-{key}.npz"
+    return cache_root() / TAR_INDEX_FOLDER / f"{key}.npz"
 
 
 def _read_index(tar: Path) -> TarIndex | None:

@@ -32,7 +32,6 @@ from supancl.data.decode import (
     decode_threads,
     file_stamp,
     has_over_8_bits,
-    item_stamp,
     map_in_order,
     shrunk_size,
     try_decode,
@@ -60,7 +59,7 @@ from supancl.files import (
     remove_left_over_files,
     write_atomically,
 )
-from supancl.reporter import report_progress
+from supancl.reporter import report_progress, track
 
 if TYPE_CHECKING:
     import torch
@@ -142,30 +141,29 @@ class Cache:
         }
         missing = {key: rows for key, rows in groups.items() if key not in shards}
         total, wanted = sum(map(len, missing.values())), chain.from_iterable(missing.values())
-        with contextlib.closing(map_in_order(decode, wanted)) as decoded:
-            numbered = enumerate(decoded, start=1)
+        with contextlib.closing(map_in_order(decode, wanted)) as images:
+            decoded = track(images, "decoding images into the cache", total)
             for key, rows in missing.items():
-                shards[key] = self._write_shard(self.folder / f"{key}.bin", islice(numbered, len(rows)), total)
+                shards[key] = self._write_shard(self.folder / f"{key}.bin", islice(decoded, len(rows)))
         for path in self.folder.iterdir():
             if path.suffix in (".bin", ".npz") and path.stem not in groups:
                 path.unlink()
         unreadable = [(groups[key][row], why) for key in groups for row, why in shards[key].reasons.items()]
         return map_shards([shards[key] for key in groups], self.channels), sorted(unreadable)
 
-    def _write_shard(self, path: Path, decoded: Iterator[tuple[int, Tensor | str]], total: int) -> Shard:
+    def _write_shard(self, path: Path, decoded: Iterator[Tensor | str]) -> Shard:
         """Write the pixels, then the index; of an interrupted one nothing stays."""
         sizes, checksums, reasons = list[Sequence[int]](), list[int](), dict[int, str]()
 
         def write_pixels(temporary: Path) -> None:
             with open(temporary, "wb") as file:
-                for row, (done, image) in enumerate(decoded):
+                for row, image in enumerate(decoded):
                     if isinstance(image, str):
                         reasons[row] = image
                     else:
                         file.write(image.numpy().data)
                     sizes.append((0, 0) if isinstance(image, str) else image.shape[1:])
                     checksums.append(0 if isinstance(image, str) else image_checksum(image))
-                    report_progress("decoding images into the cache", done, total)
 
         def write_index(temporary: Path) -> None:
             with open(temporary, "wb") as file:
@@ -220,7 +218,7 @@ def _groups_by_key(items: Sequence[Item]) -> dict[str, range]:
     stamps = np.zeros((len(items), 2), np.int64)
     for position, item in enumerate(items):
         with contextlib.suppress(OSError):  # decoding reports a missing file
-            stamps[position] = item_stamp(item)
+            stamps[position] = item.stamp() if isinstance(item, MadeItem) else file_stamp(item)
     groups, start = dict[str, range](), 0
     for end in range(1, len(items) + 1):
         is_last = end == len(items) or end - start == 4 * SHARD_IMAGES
@@ -265,22 +263,20 @@ def store_images(
         return Cache(cache_name, *settings).build(items)
     in_memory = estimate <= spec.memory_gb * 1e9
     images, checksums, unreadable = [], list[int](), list[tuple[int, str]]()
-    for position, image in enumerate(map_in_order(lambda item: try_decode(item, *settings), items)):
+    decoded = track(map_in_order(lambda item: try_decode(item, *settings), items), "reading images", len(items))
+    for position, image in enumerate(decoded):
         if isinstance(image, str):
             unreadable.append((position, image))
         elif in_memory:
             images.append(image)
         else:
             checksums.append(image_checksum(image))
-        report_progress("reading images", position + 1, len(items))
     if len({image.shape for image in images}) == 1:
         return ArrayImages(torch.stack(images)), unreadable
     if images:
         return PackedImages.from_images(images), unreadable
     readable = np.delete(np.arange(len(items)), [position for position, _ in unreadable])
-    store = FileImages(take_items(items, readable), channels, spec)
-    store.checksums = np.array(checksums, np.uint32)
-    return store, unreadable
+    return FileImages(take_items(items, readable), channels, spec, np.array(checksums, np.uint32)), unreadable
 
 
 def estimate_bytes(items: Sequence[Item], channels: int, short_side: int | None) -> float:
@@ -310,12 +306,12 @@ def evenly_spaced_positions(count: int) -> list[int]:
 
 
 class FileImages(ImageStore):
-    """Images that several threads decode each time they are read."""
+    """Images that several threads decode each time they are read; with their checksums if all were decoded once."""
 
-    checksums: np.ndarray | None = None  # of the pixels, as they were when all images were decoded once
-
-    def __init__(self, items: Sequence[Item], channels: int, spec: DataSpec) -> None:
-        self.items, self.settings = items, (channels, spec.short_side, spec.resample)
+    def __init__(
+        self, items: Sequence[Item], channels: int, spec: DataSpec, checksums: np.ndarray | None = None
+    ) -> None:
+        self.items, self.settings, self.checksums = items, (channels, spec.short_side, spec.resample), checksums
         self.executor = ReadingThreads(decode_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1))), "decode")
 
     def __len__(self) -> int:

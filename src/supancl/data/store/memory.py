@@ -244,8 +244,6 @@ class LazyItems(Sequence[Any]):
         return self.length
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self.make(position) for position in range(*index.indices(self.length))]
         if index >= self.length:
             raise IndexError(index)
         return self.make(int(index))
@@ -294,10 +292,6 @@ class Feed:
     def is_resident(self) -> bool:
         return self.split.store.is_resident(self.device)
 
-    @property
-    def has_one_shape(self) -> bool:
-        return self.split.store.has_one_shape(self.device)
-
     def batch(self, step: int) -> Batch:
         if self.is_resident:
             return self.split.batch(self.positions(step))
@@ -324,7 +318,7 @@ class Feed:
         positions = self.positions(step)
         if self.stream is None:
             return self.split.batch(positions), None, None
-        host_batch = self.split.batch_on_canvas(positions)
+        host_batch = self.split.store.batch_on_canvas(self.split.index[positions])
         with torch.cuda.stream(self.stream):
             pinned = host_batch.pin_memory()
             moved = pinned.to(self.device)
