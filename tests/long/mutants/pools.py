@@ -92,8 +92,7 @@ TESTS = (
     "tests/core/test_pools.py",
     "tests/test_released_code.py::test_a_random_queue_is_full_of_unit_vectors_that_hang_on_the_seed",
     "tests/test_released_code.py::test_random_targets_go_as_the_queue_fills",
-    "tests/distributed/test_parts.py::test_prototypes_of_all_ranks_meet_in_the_first_ones_memory_alone",
-    "tests/distributed/test_parts.py::test_shards_together_know_what_one_pool_of_prototypes_knows",
+    "tests/distributed/test_exact.py",
     "-k", "not traced and not million",
 )
 

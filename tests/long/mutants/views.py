@@ -142,8 +142,7 @@ GROUPS = (
         "data/views/specs.py",
         (
             "tests/data/test_views.py", "tests/data/test_augment.py",
-            "tests/distributed/test_parts.py::test_an_image_gets_the_same_views_wherever_it_is",
-            "tests/distributed/test_parts.py::test_masks_are_the_same_wherever_a_vector_is",
+            "tests/distributed/test_exact.py",
             "-k", f"{FAST} and not jitter_is and not blur and not hue_is and not any_box and not crop_is and not trillionth and not routes",
         ),
         SPECS,
