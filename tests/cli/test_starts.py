@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from supancl import load_encoder
+from supancl.runs.folder import RunFolder
 from tests.files import assert_mentions, supancl
 
 MODEL = "test_resnet"  # a model of timm for tests: 0.5 million weights
@@ -67,14 +68,15 @@ def test_a_cross_validated_accuracy_of_labels_that_mean_nothing_is_near_chance(p
     assert result["accuracy"] < 75
 
 
-def test_a_run_keeps_the_name_and_the_digest_of_its_start(place, capsys) -> None:
+def test_a_run_keeps_the_name_and_the_digest_of_its_start_and_what_it_was_worth(place, capsys) -> None:
     said = supancl(capsys, "pretrain", "--data", "photos", "--epochs", 1, *TRAINING, "--init", START, "--out", "run")
     assert said.code == 0, said.err
-    assert_mentions(said.out, f"encoder.name = timm:{MODEL}", f"of the start, {START}")
+    assert_mentions(said.out, f"encoder.name = timm:{MODEL}", f"of the start, {START}", "before training")
     assert load_encoder("run").mean == (0.5, 0.5, 0.5)  # timm's for this model
     init = json.loads(Path("run/recipe.json").read_text())["init"]
     assert init["from"] == f"timm:{MODEL}@{place / 'weights.safetensors'}"
     assert len(init["digest"]) >= 32
+    assert [row["kind"] for row in RunFolder(Path("run")).metrics()].count("start") == 1
     said = supancl(capsys, "evaluate", "knn", "run", "--data", "photos")
     assert said.code == 0, said.err
     assert "its start" in said.out

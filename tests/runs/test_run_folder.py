@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from supancl import BadInput
 from supancl.files import write_atomically
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.runs.folder import RunFolder, next_folder
-from tests.files import TINY, assert_refused, class_folders, contents, mentions, supancl
+from tests.files import TINY, assert_mentions, assert_refused, class_folders, contents, mentions, supancl
 
 # --- one writer at a time ---------------------------------------------------------------------------------------------
 
@@ -115,3 +116,17 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path, mo
     save_checkpoint(tmp_path, 3, {"step": 3})
     assert [load_checkpoint(path)["step"] for path in checkpoints(tmp_path)] == [2, 3]
     assert len(contents(tmp_path)) == 2
+
+
+def test_a_run_that_ends_worse_than_its_start_says_so_and_offers_the_start(tmp_path):
+    folder = RunFolder(tmp_path)
+
+    def ends_with(linear: float) -> str:
+        row = {"linear_interval": [linear - 5, linear + 5]}
+        rows = [{"kind": "start", "linear": 80.0, **row}, {"kind": "monitor", "linear": linear, **row}]
+        folder.metrics_file.write_text("".join(json.dumps({"step": 1, "epoch": 0, **each}) + "\n" for each in rows))
+        return folder.compare_with_start()
+
+    folder.recipe_file.write_text(json.dumps({"init": {"from": "timm:resnet18", "digest": "0"}}))
+    assert_mentions(ends_with(70.0), tmp_path, "70.0%", "80.0%", "predict timm:resnet18")
+    assert ends_with(80.0) == ends_with(90.0) == ""

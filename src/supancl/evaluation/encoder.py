@@ -278,6 +278,8 @@ def open_evaluated_encoder(source: Any, options: EvaluationOptions, **overrides:
     run, recipe = evaluated.run, evaluated.recipe
     if run is not None and recipe is not None:
         run.check_recipe_file()
+        if better_start := run.compare_with_start():
+            reporter.warn(better_start)
         if early := run.describe_early_end(recipe):
             reporter.warn(f"{location}: {early}; the evaluated encoder is the last one that it saved")
     return evaluated

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +219,21 @@ class RunFolder:
         final_kinds = ("monitor",) if recipe.train.monitor_every else ("monitor", "train")
         is_done = all(row["epoch"] >= epochs - 1 and row["kind"] in final_kinds for row in rows[-1:])
         return "" if is_done else f"its log ends in epoch {rows[-1]['epoch'] + 1} of {epochs}"
+
+    def compare_with_start(self) -> str:
+        """That the weights of `init` were better on the held-out images than the last ones; empty if they were not."""
+        init, rows = self.read_init(), [row for row in self.metrics() if isinstance(row.get("linear"), float)]
+        by_kind = {row["kind"]: row for row in rows}  # the last of each
+        if init is None or not {"start", "monitor"} <= by_kind.keys():
+            return ""
+        start, last = by_kind["start"], by_kind["monitor"]
+        if last["linear"] >= start["linear"]:
+            return ""
+        before, after = ("{:.1f}% [{:.1f}, {:.1f}]".format(r["linear"], *r["linear_interval"]) for r in (start, last))
+        return (
+            f"{self.path} is worse than its start: linear accuracy {after}, before training {before}; to use the "
+            f"start: supancl predict {shlex.quote(init['from'])}"
+        )
 
     def check_evaluations_writable(self) -> None:
         """Refuse a run folder that cannot be written, before anything is measured."""

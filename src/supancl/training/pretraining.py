@@ -47,6 +47,7 @@ class Pretraining(Loop):
         self.stats: StepStats | None = None
         self.targets = torch.empty(0)
         start = self.load_start(resume, init)
+        self.is_from_start = start is not None and self.step == 0
         self.ranks.on_rank0(lambda: self.write_start(start))
         super().__init__(folder, self.step if resume else None, reporter, self.ranks)
 
@@ -63,6 +64,8 @@ class Pretraining(Loop):
         device = str(self.trainer.device)
         device = device if self.ranks.size == 1 else f"{self.ranks.size} ranks on {self.trainer.device.type}"
         self.reporter.on_start(self.recipe, self.data, self.folder.path, device, self.step, self.steps)
+        if self.is_from_start and self.recipe.train.monitor_every:
+            self.measure_start()
         super().run()
         end = RunEnd(self.step, self.trainer.monitor.collapsed)
         self.ranks.on_rank0(lambda: record_end(self.folder, end, self.recipe.train.keep))
@@ -155,6 +158,15 @@ class Pretraining(Loop):
             (folder.encoder, encoder.body.state_dict(), about),
             (folder.projector, projector.state_dict(), projector_metadata(folder.projector, projector, name)),
         ]
+
+    def measure_start(self) -> None:
+        """Log how good the weights of `init` are on the held-out images, for `RunFolder.compare_with_start`."""
+        row: dict[str, Any] = {"kind": "start", "step": 0, "epoch": 0}
+        row |= self.ranks.on_rank0(lambda: self.monitor_values(torch.empty(0), is_last=True))
+        self.write(row)
+        if "linear_interval" in row:
+            accuracy = "{:.1f}% [{:.1f}, {:.1f}]".format(row["linear"], *row["linear_interval"])
+            self.reporter.note(f"before training: linear accuracy {accuracy} on {row['knn_queries']} held-out images")
 
     # --- what a step is -----------------------------------------------------------------------------------------------
 

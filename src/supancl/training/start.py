@@ -212,6 +212,8 @@ def train(
             # within the loop, the bar of the run shows how far it is
             with Pretraining(trainer, run_data, folder, resume, init, reporter) as loop, report_to(Reporter()):
                 loop.run()
+            if better_start := ranks.on_rank0(folder.compare_with_start):
+                reporter.warn(better_start)
             encoder = trainer.model.copy_encoder(run_recipe)
         except (RuntimeError, MemoryError) as error:
             if is_compiler_error(error):
