@@ -4,11 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 
 import supancl
 from supancl.runs.encoder_file import save_encoder
-from tests.browser.documented import make_photos
 from tests.docs.blocks import ROOT, environment_of, prefix_of_this_python
 
 SCRIPTS = {
@@ -19,6 +20,19 @@ SCRIPTS = {
     "to_timm": ([], ["model/model.safetensors", "alike.jpg"]),
     "own_loss": (["1"], ["runs/power/evaluate/linear.json"]),
 }
+
+
+def make_photos(folder: Path, each: int, unlabelled: int) -> None:
+    """Class folders with drawn shapes in random colours on noise, and some without a label."""
+    random = np.random.default_rng(0)
+    for number, shape in enumerate(("ellipse", "rectangle", "line")):
+        for index in range(each + unlabelled):
+            image = Image.fromarray(random.integers(0, 90, (64, 64, 3), dtype=np.uint8))
+            (x, y), colour = random.integers(4, 24, 2).tolist(), tuple(random.integers(120, 256, 3).tolist())
+            getattr(ImageDraw.Draw(image), shape)((x, y, x + 34, y + 34), fill=colour)
+            path = folder / (shape if index < each else "unlabelled")
+            path.mkdir(parents=True, exist_ok=True)
+            image.save(path / f"{number}-{index:03d}.png")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

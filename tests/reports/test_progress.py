@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 
-import pytest
-
 from supancl.reporter import Reporter, report_progress, report_to, track, track_task
 from supancl.reports.terminal import SafeConsole, Terminal
 
@@ -35,11 +33,6 @@ def test_a_loop_reports_before_each_item_and_at_its_end() -> None:
     ]  # fmt: skip
     list(track("ab", "letters"))  # nobody listens
     assert len(calls.calls) == 8
-
-
-def test_an_error_in_the_loop_is_not_hidden() -> None:
-    with report_to(Calls()), pytest.raises(ZeroDivisionError), track_task("dividing"):
-        _ = 1 / 0
 
 
 def test_one_bar_at_a_time() -> None:

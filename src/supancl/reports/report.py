@@ -113,9 +113,8 @@ def _overview(records: Records) -> Table:
     return Table(["run", "linear", "k-NN", "epochs", "rank", "training", "recipe"], rows, "lrrrrrl")
 
 
-def _figure_cell(result: Result) -> Cell:
-    suffix = "last check" if "is_last_check" in result else ""
-    return Cell(figure_text(result) if figure_of(result) else "", suffix=suffix)
+def _figure_cell(result: Result) -> str:
+    return f"{figure_text(result)}{' at the last check' * ('is_last_check' in result)}" if figure_of(result) else ""
 
 
 # --- evaluations ------------------------------------------------------------------------------------------------------
@@ -142,7 +141,7 @@ def _evaluation_row(title: str, result: Result) -> Row:
     data = data_name(source_of(result) or str(result.get("data") or "-"))
     numbers = [f"{images:,}" if is_number(images) else "", mean_text(result.get("chance"), None, 1)]
     found, ratio = quality_of_result(result) if baselines else None, result.get("ratio")
-    cell = Cell(f"S_W/S_T {ratio:.3f}") if is_number(ratio) else _figure_cell(result)
+    cell = f"S_W/S_T {ratio:.3f}" if is_number(ratio) else _figure_cell(result)
     return [title, data, cell, *numbers, _figure_cell(untrained), found.text if found else ""]
 
 

@@ -33,11 +33,10 @@ LATEX_SIGNS = str.maketrans(
 
 
 class Cell(NamedTuple):
-    """A number or a word; `suffix` follows it and is not marked."""
+    """A number or a word, and whether it is the best or the second best of its column."""
 
     text: str
     mark: Mark = ""
-    suffix: str = ""
 
 
 Row = Sequence[str | Cell]
@@ -101,48 +100,36 @@ def write_table(table: Table, form: str) -> str:
     return FORMATS[form](table)
 
 
-def _as_cell(cell: str | Cell) -> Cell:
-    """The cell with control characters of names as escapes, so that a name stays in its cell and line."""
-    cell = cell if isinstance(cell, Cell) else Cell(cell)
-    return cell._replace(text=make_visible(cell.text), suffix=make_visible(cell.suffix))
+def _rendered(table: Table, marks: Mapping[Mark, str], escape: Callable[[str], str] = str) -> list[list[str] | str]:
+    """The header and the rows, each cell as text in the pattern of its mark; control characters are escapes."""
 
+    def write(cell: str | Cell) -> str:
+        text, mark = cell if isinstance(cell, Cell) else (cell, "")
+        return marks.get(mark, "{}").format(escape(make_visible(text))) if text else ""
 
-def _rendered(table: Table, write: Callable[[Cell], str]) -> list[list[str] | str]:
-    """The header and the rows, each cell as text."""
     return [
-        make_visible(row) if isinstance(row, str) else [write(_as_cell(cell)) for cell in row]
+        escape(make_visible(row)) if isinstance(row, str) else list(map(write, row))
         for row in (table.columns, *table.rows)
     ]
 
 
-def cell_text(cell: Cell, marks: Mapping[Mark, str], escape: Callable[[str], str] = str) -> str:
-    """The text in the pattern of its mark, then the suffix.
-
-    >>> cell_text(Cell("61.18 ± 0.30", "best", "(61)"), {"best": "{}*"})
-    '61.18 ± 0.30* (61)'
-    """
-    number = escape(cell.text)
-    pieces = marks.get(cell.mark, "{}").format(number) if number else "", escape(cell.suffix)
-    return " ".join(filter(None, pieces))
-
-
 def to_text(table: Table, width: int = sys.maxsize) -> str:
     """Aligned columns; with a caption also a rule below the header. Optional columns go if the table is too wide."""
+    rows, titles = _rendered(table, {"best": "{}*", "second": "{}+"}), _rendered(table, {})[0]
     has_marks = [
         any(isinstance(row[i], Cell) and row[i].mark for row in table.rows if not isinstance(row, str))  # type: ignore[union-attr]
-        for i in range(len(table.columns))
+        for i in range(len(titles))
     ]
-    rows = _rendered(table, lambda cell: cell_text(cell, {"best": "{}*", "second": "{}+"}))
     for line, row in zip(rows[1:], table.rows, strict=True):  # a space keeps numbers aligned if some have a mark
         for i, cell in enumerate(row if isinstance(line, list) else ()):
-            line[i] += " " * (has_marks[i] and not _as_cell(cell).mark)  # type: ignore[index]
+            line[i] += " " * (has_marks[i] and not (isinstance(cell, Cell) and cell.mark))  # type: ignore[index]
     widths = [
         max(map(cell_len, column)) for column in zip(*(row for row in rows if isinstance(row, list)), strict=True)
     ]
-    shown, titles = list(range(len(widths))), [_as_cell(title).text for title in table.columns]
+    shown = list(range(len(widths)))
     for title in table.optional:
         if sum(widths[i] for i in shown) + len(GAP) * (len(shown) - 1) > width:
-            shown.remove(titles.index(title))
+            shown.remove(titles.index(title))  # type: ignore[arg-type]
 
     def line_of(row: list[str] | str) -> str:
         if isinstance(row, str):
@@ -167,22 +154,16 @@ def wrap_line(text: str, width: int) -> str:
       one two
         three
     """
-    start = " " * (len(text) - len(text.lstrip()))
-    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    fits = cell_len(text) <= width
-    return (
-        text
-        if fits
-        else textwrap.fill(text.strip(), width, initial_indent=start, subsequent_indent=f"{start}  ", **options)
-    )
+    start, keeps = " " * (len(text) - len(text.lstrip())), {"break_long_words": False, "break_on_hyphens": False}
+    if cell_len(text) <= width:
+        return text
+    return textwrap.fill(text.strip(), width, initial_indent=start, subsequent_indent=f"{start}  ", **keeps)
 
 
 def to_markdown(table: Table) -> str:
     """The best in bold, the second best underlined; columns are aligned by `align`."""
-    marks: dict[Mark, str] = {"best": "**{}**", "second": "<u>{}</u>"}
-    header, *body = _rendered(
-        table, lambda cell: cell_text(cell, marks, lambda text: text.replace("*", r"\*")).replace("|", r"\|")
-    )
+    signs = str.maketrans({"*": r"\*", "|": r"\|"})
+    header, *body = _rendered(table, {"best": "**{}**", "second": "<u>{}</u>"}, lambda text: text.translate(signs))
     rule = ["---:" if side == "r" else "---" for side in table.alignment]
     blank = [""] * (len(table.columns) - 1)
     rows = [header, rule, *([f"*{row}*", *blank] if isinstance(row, str) else row for row in body)]
@@ -194,19 +175,14 @@ def to_markdown(table: Table) -> str:
 def to_latex(table: Table) -> str:
     """A tabular with the rules of the package booktabs; caption and notes are comments above it."""
     marks: dict[Mark, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
-
-    def write(cell: Cell) -> str:
-        suffix = cell.suffix.translate(LATEX_SIGNS)
-        return cell_text(cell._replace(text=cell.text.translate(LATEX_SIGNS), suffix=suffix), marks)
-
-    header, *body = _rendered(table, write)
+    header, *body = _rendered(table, marks, lambda text: text.translate(LATEX_SIGNS))
     lines = [f"% {make_visible(line)}" for line in (table.caption, *table.notes) if line]
     lines += [rf"\begin{{tabular}}{{{table.alignment.replace('w', 'l')}}}", r"\toprule", " & ".join(header) + r" \\"]
     lines.append(r"\midrule")
     for number, row in enumerate(body):
         if isinstance(row, str):
             lines += [r"\midrule"] * bool(number)
-            row = [rf"\multicolumn{{{len(table.columns)}}}{{l}}{{{row.translate(LATEX_SIGNS)}}}"]
+            row = [rf"\multicolumn{{{len(table.columns)}}}{{l}}{{{row}}}"]
         lines.append(" & ".join(row) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
@@ -214,24 +190,19 @@ def to_latex(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """Texts alone, without marks; a text that a spreadsheet would compute, such as =A1, gets an apostrophe in front."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(_rendered(table, lambda cell: escape_formula(cell.text)))
+    csv.writer(out, lineterminator="\n").writerows(_rendered(table, {}, escape_formula))
     return out.getvalue()
 
 
 def to_html(table: Table) -> str:
-    """The best in bold, the second best underlined; a suffix has the CSS class `spread`."""
+    """The best in bold, the second best underlined."""
     classes = {"l": ' class="word"', "w": ' class="word long"', "r": ""}
-    marks: dict[Mark, str] = {"best": "<b>{}</b>", "second": "<u>{}</u>"}
-
-    def write(cell: Cell) -> str:
-        suffix = f'<span class="spread">{html.escape(cell.suffix)}</span>' if cell.suffix else ""
-        return cell_text(cell._replace(text=html.escape(cell.text), suffix=suffix), marks)
 
     def line(row: Sequence[str], tag: str) -> str:
         cells = zip(row, table.alignment, strict=True)
         return "<tr>" + "".join(f"<{tag}{classes[side]}>{cell}</{tag}>" for cell, side in cells) + "</tr>"
 
-    header, *body = _rendered(table, write)
+    header, *body = _rendered(table, {"best": "<b>{}</b>", "second": "<u>{}</u>"}, html.escape)
     rows = "".join(line(row, "td") for row in body)
     return f'<div class="wide"><table><thead>{line(header, "th")}</thead><tbody>{rows}</tbody></table></div>'
 
@@ -274,7 +245,7 @@ def score_table(ranking: Ranking, form: str = "text") -> str:
             Cell(mean_text(row[data].mean, row[data].interval, 2) if data in row else "", marks[data][number])
             for data in datasets
         ]
-        name = Cell(encoder, suffix=f"(n = {' or '.join(map(str, runs))})" * bool(runs))
+        name = encoder + f" (n = {' or '.join(map(str, runs))})" * bool(runs)
         rows.append([name, *cells, *[mean_text(ranking.average_ranks[number], None, 2)] * has_ranks])
     columns = ["Encoder", *datasets, *["Avg. rank"] * has_ranks]
     notes = ["± half a 95% interval, over n seeds or over episodes"] * (form == "text")
