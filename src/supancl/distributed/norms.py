@@ -53,10 +53,6 @@ class PerViewBatchNorm(nn.modules.batchnorm._BatchNorm):
         return torch.cat([super(PerViewBatchNorm, self).forward(view) for view in features.chunk(self.views)])
 
 
-class CrossRankBatchNorm(PerViewBatchNorm):
-    """Batch norm with statistics of the whole batch over all ranks, per view."""
-
-
 class _AllReduceBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Sums values, squares and counts over the ranks, in one differentiable call."""
 
@@ -94,18 +90,19 @@ class _AllReduceBatchNorm(nn.modules.batchnorm._BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
 
 
-class GpuCrossRankBatchNorm(CrossRankBatchNorm, nn.SyncBatchNorm):
-    """On a GPU: torch's SyncBatchNorm."""
+class GpuCrossRankBatchNorm(PerViewBatchNorm, nn.SyncBatchNorm):
+    """Statistics of the whole batch over all ranks, per view: on a GPU torch's SyncBatchNorm."""
 
 
-class CpuCrossRankBatchNorm(CrossRankBatchNorm, _AllReduceBatchNorm):
-    """On the CPU, which torch's SyncBatchNorm does not support."""
+class CpuCrossRankBatchNorm(PerViewBatchNorm, _AllReduceBatchNorm):
+    """The same on the CPU, which torch's SyncBatchNorm does not support."""
 
 
 def synchronize_norms(module: nn.Module, device: torch.device) -> None:
     """Make every batch norm of the module use the whole batch. Classes change; tensors and their names do not."""
     for name, norm in module.named_modules():
-        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or isinstance(norm, CrossRankBatchNorm):
+        is_done = isinstance(norm, (GpuCrossRankBatchNorm, CpuCrossRankBatchNorm))
+        if is_done or not isinstance(norm, nn.modules.batchnorm._BatchNorm):
             continue
         if type(norm).forward is not nn.modules.batchnorm._BatchNorm.forward and not isinstance(norm, PerViewBatchNorm):
             raise BadInput(

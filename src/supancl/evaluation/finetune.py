@@ -29,7 +29,7 @@ from supancl.probes.answers import Answers, Measured, accuracy
 from supancl.probes.classifiers import fit_linear_classifier
 from supancl.probes.features import hold_out
 from supancl.probes.sgd import linear_layer
-from supancl.runs.encoder_file import CLASSIFIER_FILE, ClassifierFile, save_classifier, save_encoder
+from supancl.runs.encoder_file import CLASSIFIER_FILE, save_encoder, save_with_classes
 
 FINETUNED = "finetuned"  # the folder inside a run where `predict --with finetuned` looks
 
@@ -165,6 +165,6 @@ def predict(model: Classifier, split: Split, evaluated: EvaluatedEncoder) -> Ten
 def save(model: Classifier, classes: Sequence[str], out: Path, source: str, train: Split) -> None:
     """Write encoder.safetensors, and the linear layer with its class names as classifier.safetensors."""
     save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned", train.median_short_side())
-    weight, bias = model.head.weight.detach().cpu(), model.head.bias.detach().cpu()
-    content = ClassifierFile(weight, bias, tuple(classes), source, encoder_key(model.encoder))
-    save_classifier(out / CLASSIFIER_FILE, content)
+    layer = {"weight": model.head.weight, "bias": model.head.bias}
+    about = {"source": source, "made_from": encoder_key(model.encoder)}
+    save_with_classes(out / CLASSIFIER_FILE, layer, tuple(classes), **about)

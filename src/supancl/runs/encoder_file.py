@@ -253,13 +253,8 @@ class ClassifierFile(NamedTuple):
     weight: Tensor  # (classes, width)
     bias: Tensor  # (classes,)
     classes: tuple[str, ...]
-    source: str = ""
-    made_from: str = ""
-
-
-def save_classifier(path: Path, content: ClassifierFile) -> None:
-    tensors = {"weight": content.weight, "bias": content.bias}
-    save_with_classes(path, tensors, content.classes, source=content.source, made_from=content.made_from)
+    source: str
+    made_from: str
 
 
 def load_classifier(path: Path) -> ClassifierFile:
