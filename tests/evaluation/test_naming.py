@@ -20,40 +20,16 @@ def kept(tmp_path) -> dict[str, dict]:
 
 def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
     first = knn(run, k=20)
-    for change in (
-        {"k": 1, "leave_one_out": True},
-        {"metric": "l2"},
-        {"split": "test"},
-        {"view": "whole"},
-        {"temperature": 0.07},
-    ):
+    for change in ({"k": 1, "leave_one_out": True}, {"metric": "l2"}, {"split": "test"}, {"temperature": 0.07}):
         knn(run, **{"k": 20, **change})
     linear(run, probe="sgd", epochs=2, lr=1.0)
-    linear(run, seed=3)
     variances(run, split="train")
     transferred(run, run.recipe.data.source, metric="mean-per-class")
     episodes(run, run.recipe.data.source, ways=3, shots=5, episodes=3, fill_queries=True)
-    assert set(kept(tmp_path)) == {
-        "fewshot-own-3w5s-fill_queries-episodes3",
-        "knn",
-        "knn-k1-leave_one_out",
-        "knn-l2",
-        "knn-test",
-        "knn-whole",
-        "knn-temperature0.07",
-        "linear-sgd-epochs2-lr1.0",
-        "linear-seed3",
-        "variance-train",
-        "transfer-own-mean-per-class",
-    }
+    names = "knn knn-k1-leave_one_out knn-l2 knn-test knn-temperature0.07 linear-sgd-epochs2-lr1.0 variance-train"
+    names += " transfer-own-mean-per-class fewshot-own-3w5s-fill_queries-episodes3"
+    assert set(kept(tmp_path)) == set(names.split())
     assert kept(tmp_path)["knn"] == json.loads(json.dumps(first))
-    assert {result["base"] for result in kept(tmp_path).values()} == {
-        "fewshot-own-3w5s",
-        "knn",
-        "linear",
-        "variance",
-        "transfer-own",
-    }
 
 
 def test_other_data_of_one_name_do_not_take_its_place(run, tmp_path):

@@ -4,12 +4,11 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from supancl.cli import main
-from tests.evaluation.made import bright, run_folder, source
-from tests.files import TINY, archive, assert_mentions, noise, picture, supancl, table
+from tests.evaluation.made import run_folder, source
+from tests.files import TINY, assert_mentions, picture, supancl, table
 
 
 @pytest.fixture
@@ -30,16 +29,6 @@ def test_few_images_are_cross_validated_compared_and_judged_in_lines_that_fit(pl
     assert result["verdict"] in said.out
     saved = json.loads((place / "ssl" / "evaluate" / "knn-k4.json").read_text())
     assert saved.items() >= result.items()
-
-
-def test_the_variance_of_one_image_per_class_is_called_not_measurable(place, capsys):
-    images, labels = bright(3)
-    archive(place / "one.npz", train_images=noise(9, 8, 8), train_labels=np.arange(9) % 3, test_images=images,
-            test_labels=labels)  # fmt: skip
-    supancl(capsys, "evaluate", "variance", "ssl", "--data", "one.npz", "--json", "r.json")
-    result = json.loads((place / "r.json").read_text())
-    assert (result["within"], result["ratio"], set(result["spread"].values())) == (None, None, {None})
-    assert result["total"] > 0
 
 
 # --- images that were trained on, under another name ------------------------------------------------------------------

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from supancl import pretrain
-from supancl.data.opening import from_arrays
 from supancl.evaluation.encoder import EvaluationOptions
 from tests.evaluation.made import bright, knn, linear, run_folder, subject, transferred
 from tests.files import archive, saved_result
-from tests.tiny import tiny_recipe
 
 CPU = torch.device("cpu")
 BASELINES = EvaluationOptions(CPU, baselines=True)
@@ -65,16 +62,3 @@ def test_the_result_is_the_map_with_everything_that_says_how_much_it_means(run, 
     assert "accuracy" not in random
     name = {"knn": "knn-k5", "linear": "linear", "transfer": "transfer-several-margin"}[protocol]
     assert saved_result(tmp_path / "run" / "evaluate" / f"{name}.json")["map"] == result["map"]
-
-
-def test_the_last_check_of_a_run_is_knn(tmp_path):
-    images, labels = bright(80, 4)
-    data = from_arrays(images, weights(labels)[:, :5], classes=NAMES[:5])
-    run = pretrain(tiny_recipe("supsiam"), data, tmp_path / "run")
-    last = run.metrics[-1]
-    assert last["knn"] is None or last["knn"] != last["knn"]
-    assert last["knn_references"] == 64
-    path = archive(tmp_path / "data.npz", train_images=images, train_labels=weights(labels)[:, :5])
-    result = knn(subject(run.folder), str(path))
-    assert last["knn_k"] == result["k"]
-    assert last["knn_map"] == pytest.approx(result["map"], abs=0.01)

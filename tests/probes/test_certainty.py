@@ -13,19 +13,10 @@ from supancl.probes import (
     transfer,
 )
 from supancl.probes.answers import Answers, image_weights
-from supancl.probes.knn import default_k
 from supancl.stats import wilson_interval
 from tests.probes.blobs import blobs
 
 UNEQUAL = torch.tensor([0] * 6 + [1] * 2 + [5])
-
-
-@pytest.mark.parametrize(
-    ("per_class", "expected"), [(1, 1), (4, 1), (8, 2), (40, 10), (79, 20), (80, 20), (500, 20)]
-)  # fmt: skip
-def test_k_is_a_quarter_of_the_references_per_class_and_never_above_20(per_class: int, expected: int) -> None:
-    labels = torch.arange(3).repeat_interleave(per_class)
-    assert default_k(torch.cat([labels, torch.tensor([-1] * 50)])) == expected
 
 
 def test_answers_of_every_classifier_are_those_of_its_accuracy() -> None:
