@@ -65,7 +65,7 @@ def seed_stats(values: Sequence[float]) -> SeedStats:
 
 
 def seed_stats_numpy(values: Sequence[float]) -> SeedStats:
-    """As `seed_stats`, summed by NumPy: the last bit may differ, and rankings and toy.json depend on it."""
+    """As `seed_stats`, summed by NumPy: the last bit may differ, and toy.json depends on it."""
     numbers = np.asarray(values, dtype=np.float64)
     return SeedStats(float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else math.nan)
 
