@@ -28,18 +28,8 @@ def place(tmp_path: Path, monkeypatch) -> Path:
 def test_a_training_goes_on_when_its_output_is_closed(tmp_path):
     code = "import sys; from supancl.cli import entry; entry()"
     out = tmp_path / "run"
-    words = [
-        sys.executable,
-        "-c",
-        code,
-        "pretrain",
-        "digits.supsiam",
-        *TINY,
-        "--set",
-        "data.limit=64",
-        "--out",
-        str(out),
-    ]
+    words = [sys.executable, "-c", code, "pretrain", "digits.supsiam", *TINY, "--out", str(out)]
+    words += ["--set", "data.limit=64"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         process.stdout.close()

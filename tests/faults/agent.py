@@ -1,8 +1,7 @@
 """torchrun with the command line's ranks forked instead of started anew, so that a restart does not import torch again.
 
 python -m tests.faults.agent MARKS TORCHRUN-FLAGS... -m supancl.cli COMMAND...: each rank first writes its process
-number to MARKS/RESTART-RANK. MARKS/RESTART-RANK.kill, if it is there, holds the file event of the run folder before
-which that rank is killed.
+number to MARKS/RESTART-RANK.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torch.distributed.run import config_from_args, parse_args
 import supancl.cli.commands
 import supancl.training.start
 from supancl.cli import main
-from tests.faults.events import kill_before_event
 
 assert sklearn.datasets, supancl.cli.commands  # imported here, once, rather than by each rank
 
@@ -28,8 +26,6 @@ def rank(marks: str, words: list[str]) -> None:
     mark = Path(marks) / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}"
     mark.with_suffix(".new").write_text(str(os.getpid()))
     mark.with_suffix(".new").rename(mark)
-    if (order := mark.with_suffix(".kill")).exists():
-        kill_before_event(words[words.index("--out") + 1], int(order.read_text()))
     sys.exit(main(words))
 
 

@@ -42,20 +42,6 @@ def test_every_cifar_encoder_is_registered_and_comes_back() -> None:
             assert from_timm(architecture, {"in_chans": 3, **arguments}) == (name, None)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "arguments", "expected"),
-    [
-        ("resnet18", {"in_chans": 1}, ("timm:resnet18", None)),
-        ("vit_small_patch16_224", {"img_size": 32}, ("timm:vit_small_patch16_224", None)),
-        ("vit_small_patch16_224", {"num_heads": 12}, ("vit-small", None)),
-        ("supancl_cnn", {"width": 8}, ("cnn", 8)),
-        ("supancl_cnn", {}, ("cnn", 128)),
-    ],
-)
-def test_an_architecture_of_timm_is_an_encoder(architecture: str, arguments: dict, expected: tuple) -> None:
-    assert from_timm(architecture, arguments) == expected
-
-
 def test_the_module_can_be_copied_into_a_project_without_supancl() -> None:
     tree = ast.parse(Path(registered.__file__).read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
