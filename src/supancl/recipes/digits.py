@@ -47,7 +47,8 @@ OWN: dict[str, dict[str, Any]] = {
 
 def digits(method: str) -> Recipe:
     values = {**DIGITS, "heads": HEADS[FAMILIES[method]], **OWN.get(method, {})}
-    return build(f"digits.{method}", method, "not in the paper: the demo", (values, {}))
+    row = {field: (value, "") for field, value in values.items()}
+    return build(f"digits.{method}", method, "not in the paper: the demo", row)
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {f"digits.{method}": partial(digits, method) for method in FAMILIES}

@@ -28,7 +28,8 @@ from supancl.data.spec import DataSpec
 from supancl.data.views.specs import Crops, Masks
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec
 
-Row = tuple[Mapping[str, Any], Mapping[str, str]]  # field -> value, and field -> source
+# field -> its source, or (value, source); without a source ("") it has that of its section
+Row = Mapping[str, str | tuple[Any, str]]
 NO_AFFINE: Literal["batch-no-affine"] = "batch-no-affine"
 FAMILIES = {
     **dict.fromkeys(("simclr", "supcon", "moco2", "supmoco"), "contrast"),
@@ -49,11 +50,12 @@ def build(name: str, method: str, paper: str, *rows: Row) -> Recipe:
         "loss": parts.loss, "optimizer": OptimizerSpec(), "schedule": ScheduleSpec(), "train": TrainSpec(),
     }  # fmt: skip
     sources: dict[str, str] = {}
-    for values, reasons in rows:
-        for field, value in values.items():
+    for field, entry in (pair for row in rows for pair in row.items()):
+        if isinstance(entry, tuple):
             section, _, inner = field.partition(".")
-            sections[section] = replaced(sections[section], inner, value, section) if inner else value
-        sources |= reasons
+            sections[section] = replaced(sections[section], inner, entry[0], section) if inner else entry[0]
+        if source := entry if isinstance(entry, str) else entry[1]:
+            sources[field] = source
     return Recipe(name=name, method=method, paper=paper, sources=sources, **sections)
 
 
@@ -77,14 +79,14 @@ HEAD_SOURCES: dict[str, dict[str, str]] = {
 }
 OURS = ("views.local", "views.solarize_threshold", "encoder.channels", "encoder.width", "pool.rate", "pool.sharded",
         "optimizer.encoder_lr_scale", "schedule.restart_epoch", "schedule.restart_rate")  # fmt: skip
-IMAGENET_PIXELS = {
-    "data.short_side": "released code (resize 256)",
+IMAGENET_PIXELS: Row = {
+    "data.short_side": (256, "released code (resize 256)"),
     **dict.fromkeys(("encoder.size", "encoder.mean", "encoder.std"), "released code"),
 }
 PLAIN = "our choice: a plain classifier"
 
 
-def not_stated(method: str, heads: HeadSpec) -> dict[str, str]:
+def not_stated(method: str, heads: HeadSpec) -> Row:
     """Sources of what the paper cannot contain: fields of ours, and those that the method does not use."""
     row = METHODS[method]
     unused = [] if row.branches.target == "momentum" else ["branches.momentum", "branches.momentum_end"]
@@ -101,34 +103,22 @@ def not_stated(method: str, heads: HeadSpec) -> dict[str, str]:
 
 # --- ImageNet-100, ResNet-50 ------------------------------------------------------------------------------------------
 
-IMAGENET100: Row = (
-    {
-        "data.short_side": 256,
-        "views": Crops(size=224),
-        "encoder": EncoderSpec("resnet50", size=224),
-        "optimizer": OptimizerSpec("sgd", reference_batch=128, weight_decay=1e-4),
-        "schedule": ScheduleSpec(warmup_epochs=0),
-        "train": TrainSpec(epochs=200, batch_size=128),
-    },
-    {
-        **IMAGENET_PIXELS,
-        "views": "released code, following SimCLR (Sec. 5.1)",
-        "encoder": "Sec. 5.1: ResNet-50",
-        "heads": "App. C",
-        "heads.projector.hidden": "App. C states the depth; widths as in the released code",
-        "branches": "App. C",
-        "pool": "Sec. 5.1",
-        "loss": "App. C",
-        "loss.alpha": "Sec. 5.1",
-        "loss.form": "released code: the scale the learning rates belong to",
-        "loss.samples": "Sec. 5.1: all positives",
-        "optimizer": "App. C",
-        "schedule": "App. C",
-        "schedule.warmup_epochs": "none, as App. C states none",
-        "train.epochs": "Sec. 5.1",
-        "train.batch_size": "Sec. 5.1",
-    },
-)
+IMAGENET100: Row = {
+    **IMAGENET_PIXELS,
+    "views": (Crops(size=224), "released code, following SimCLR (Sec. 5.1)"),
+    "encoder": (EncoderSpec("resnet50", size=224), "Sec. 5.1: ResNet-50"),
+    **dict.fromkeys(("heads", "branches", "loss"), "App. C"),
+    "heads.projector.hidden": "App. C states the depth; widths as in the released code",
+    "pool": "Sec. 5.1",
+    "loss.alpha": "Sec. 5.1",
+    "loss.form": "released code: the scale the learning rates belong to",
+    "loss.samples": "Sec. 5.1: all positives",
+    "optimizer": (OptimizerSpec("sgd", reference_batch=128, weight_decay=1e-4), "App. C"),
+    "schedule": (ScheduleSpec(warmup_epochs=0), "App. C"),
+    "schedule.warmup_epochs": "none, as App. C states none",
+    "train.epochs": (200, "Sec. 5.1"),
+    "train.batch_size": (128, "Sec. 5.1"),
+}
 IMAGENET100_HEADS = {
     "contrast": HeadSpec(MLP((2048,), 128, norm="none")),
     # a 3-layer projector whose last batch norm has no affine: SimSiam, App. C
@@ -142,124 +132,103 @@ IMAGENET100_LR = {
 }  # fmt: skip
 # methods that the paper does not train: what differs from the above
 IMAGENET100_BEYOND: dict[str, Row] = {
-    "crossentropy": ({}, {
+    "crossentropy": {
         **dict.fromkeys(("heads", "branches", "pool", "loss", "loss.form"), PLAIN),
         **dict.fromkeys(("optimizer", "schedule"), "as the paper's methods: App. C"),
         "optimizer.lr": "our choice: the usual 0.1 at batch 256",
-    }),
-    "semi": ({"loss.warmup": 10_000}, {
-        "pool": "as SupSiam's: Sec. 5.1", "loss": "our choice: docs/labels.md", "loss.alpha": "as SupSiam's: Sec. 5.1",
-        "loss.warmup": "our choice: about ten epochs at batch 128",
-        **dict.fromkeys(("heads", "branches", "optimizer", "schedule"), "as SupSiam's: App. C"),
-    }),
-}  # fmt: skip
-SUPCON_POOL: Row = (  # App. F.3: positives and negatives also come from a pool
-    {
-        "pool": PoolSpec("queue", 8192),
-        "loss": Contrast(positives="own-class", against="both-views+pool", temperature=0.1),
     },
-    dict.fromkeys(("pool", "pool.size", "loss.against"), "App. F.3"),
-)
+    "semi": {
+        **dict.fromkeys(("heads", "branches", "optimizer", "schedule"), "as SupSiam's: App. C"),
+        **dict.fromkeys(("pool", "loss.alpha"), "as SupSiam's: Sec. 5.1"),
+        "loss": "our choice: docs/labels.md",
+        "loss.warmup": (10_000, "our choice: about ten epochs at batch 128"),
+    },
+}
+SUPCON_POOL: Row = {  # positives and negatives also come from a pool
+    "pool": (PoolSpec("queue", 8192), "App. F.3"),
+    "pool.size": "App. F.3",
+    "loss": (Contrast(positives="own-class", against="both-views+pool", temperature=0.1), ""),
+    "loss.against": "App. F.3",
+}
 
 
 def imagenet100(name: str, method: str, has_pool: bool = False, batch: int = 128) -> Recipe:
     """A recipe of Tables 4-6; of Table F.3 with batch 256, for which the learning rate scales linearly."""
-    heads, is_siam = IMAGENET100_HEADS[FAMILIES[method]], FAMILIES[method] == "siam"
-    warmup: Row = ({"schedule.warmup_epochs": 40}, {"schedule.warmup_epochs": "App. C"})
-    rows: list[Row] = [
-        IMAGENET100,
-        warmup if is_siam else ({}, {}),
-        (
-            {"heads": heads, "optimizer.lr": IMAGENET100_LR[method]},
-            not_stated(method, heads) | HEAD_SOURCES[FAMILIES[method]],
-        ),
-        IMAGENET100_BEYOND.get(method, ({}, {})),
-    ]
-    is_beyond = method in IMAGENET100_BEYOND
-    paper = "beyond the paper (Tables 4-6's setting)" if is_beyond else "Sec. 5.1, App. C (Tables 4-6)"
+    family, heads = FAMILIES[method], IMAGENET100_HEADS[FAMILIES[method]]
+    values: Row = {"heads": (heads, ""), "optimizer.lr": (IMAGENET100_LR[method], "")}
+    warmup: Row = {"schedule.warmup_epochs": (40, "App. C")} if family == "siam" else {}
+    own = IMAGENET100_BEYOND.get(method, {})
+    rows: list[Row] = [IMAGENET100, warmup, values, not_stated(method, heads), HEAD_SOURCES[family], own]
+    paper = "beyond the paper (Tables 4-6's setting)" if own else "Sec. 5.1, App. C (Tables 4-6)"
     if has_pool:
         paper, rows = "App. F.3 (Table F.3, marked *)", [*rows, SUPCON_POOL]
     if batch == 256:
         is_stated = method in ("supsiam", "supcon")  # with and without a pool
         paper = "App. F.3 (Table F.3)" if is_stated else "beyond the paper (Table F.3's setting)"
-        rows.append(({"train.batch_size": 256}, {"train.batch_size": "App. F.3" if is_stated else "our choice"}))
+        rows.append({"train.batch_size": (256, "App. F.3" if is_stated else "our choice")})
     return build(name, method, paper, *rows)
 
 
 # --- ImageNet-100, ViT-Small ------------------------------------------------------------------------------------------
 
-VIT: Row = (
-    {
-        "data.short_side": 256,
-        "views": Crops(size=224),
-        "encoder": EncoderSpec("vit-small", size=224),
-        "optimizer": OptimizerSpec("adamw", reference_batch=256, weight_decay=0.1),
-        "schedule": ScheduleSpec(warmup_epochs=40),
-        "train": TrainSpec(epochs=200, batch_size=256),
-    },
-    {
-        **IMAGENET_PIXELS,
-        "views": "released code, following SimCLR (Sec. 5.1); App. G states no other",
-        "encoder": "App. G: ViT-Small; MoCo-v3's details",
-        "loss.form": "released code: -cos",
-        **dict.fromkeys(("heads", "branches", "pool", "loss", "optimizer", "schedule"), "App. G"),
-        **dict.fromkeys(("train.epochs", "train.batch_size"), "App. G"),
-    },
-)
+VIT: Row = {
+    **IMAGENET_PIXELS,
+    "views": (Crops(size=224), "released code, following SimCLR (Sec. 5.1); App. G states no other"),
+    "encoder": (EncoderSpec("vit-small", size=224), "App. G: ViT-Small; MoCo-v3's details"),
+    **dict.fromkeys(("heads", "branches", "pool", "loss"), "App. G"),
+    "loss.form": "released code: -cos",
+    "optimizer": (OptimizerSpec("adamw", reference_batch=256, weight_decay=0.1), "App. G"),
+    "schedule": (ScheduleSpec(warmup_epochs=40), "App. G"),
+    "train.epochs": (200, "App. G"),
+    "train.batch_size": (256, "App. G"),
+}
 # MoCo-v3 ends both MLPs with a batch norm without affine; the paper keeps its settings
 VIT_MOCO_HEADS = HeadSpec(MLP((4096, 4096), 256, last_norm=NO_AFFINE), MLP((4096,), 256, last_norm=NO_AFFINE))
 VIT_METHODS: dict[str, Row] = {
-    "moco3": ({"heads": VIT_MOCO_HEADS, "optimizer.lr": 1.5e-4, "schedule.predictor": "follows"}, {}),
-    "supmoco": ({"heads": VIT_MOCO_HEADS, "optimizer.lr": 1.5e-3, "schedule.predictor": "follows",
-                 "branches": METHODS["moco3"].branches,  # EMA from 0.99, as MoCo-v3
-                 "loss": Contrast(positives="own-class", against="other-view+pool", temperature=0.2)}, {}),
-    "byol": ({"heads": BYOL_HEADS, "optimizer.lr": 1.5e-3}, {}),
-    "supbyol": ({"heads": BYOL_HEADS, "optimizer.lr": 1.5e-3}, {}),
-    "supcon": ({"heads": HeadSpec(VIT_MOCO_HEADS.projector), "optimizer.lr": 1.5e-3},
-               {"heads": "our choice: MoCo-v3's projector", "branches": "App. C", "loss": "App. C",
-                "optimizer.lr": "our choice: that of App. G's supervised methods"}),
-    "crossentropy": ({"heads": CLASSIFIER, "optimizer.lr": 2.5e-4},
-                     {**dict.fromkeys(("heads", "branches", "loss", "loss.form"), PLAIN),
-                      "optimizer.lr": "our choice: DeiT's 5e-4 at batch 512"}),
+    "moco3": {"heads": (VIT_MOCO_HEADS, ""), "optimizer.lr": (1.5e-4, ""), "schedule.predictor": ("follows", "")},
+    "supmoco": {"heads": (VIT_MOCO_HEADS, ""), "optimizer.lr": (1.5e-3, ""), "schedule.predictor": ("follows", ""),
+                "branches": (METHODS["moco3"].branches, ""),  # EMA from 0.99, as MoCo-v3
+                "loss": (Contrast(positives="own-class", against="other-view+pool", temperature=0.2), "")},
+    "byol": {"heads": (BYOL_HEADS, ""), "optimizer.lr": (1.5e-3, "")},
+    "supbyol": {"heads": (BYOL_HEADS, ""), "optimizer.lr": (1.5e-3, "")},
+    "supcon": {"heads": (HeadSpec(VIT_MOCO_HEADS.projector), "our choice: MoCo-v3's projector"),
+               "branches": "App. C", "loss": "App. C",
+               "optimizer.lr": (1.5e-3, "our choice: that of App. G's supervised methods")},
+    "crossentropy": {"heads": (CLASSIFIER, PLAIN), **dict.fromkeys(("branches", "loss", "loss.form"), PLAIN),
+                     "optimizer.lr": (2.5e-4, "our choice: DeiT's 5e-4 at batch 512")},
 }  # fmt: skip
 
 
 def vit(name: str, method: str) -> Recipe:
     """A recipe of Table G.1, or of a method that App. G does not run."""
-    values, sources = VIT_METHODS[method]
-    family = "moco3" if method in ("supmoco", "supcon") else FAMILIES[method]
-    sources = {**not_stated(method, values["heads"]), **HEAD_SOURCES[family], **sources}
+    own, family = VIT_METHODS[method], "moco3" if method in ("supmoco", "supcon") else FAMILIES[method]
+    heads: Any = own["heads"][0]
     is_beyond = method in ("supcon", "crossentropy")
     paper = "beyond the paper (App. G's setting)" if is_beyond else "App. G (Table G.1)"
-    return build(name, method, paper, VIT, (values, sources))
+    return build(name, method, paper, VIT, not_stated(method, heads), HEAD_SOURCES[family], own)
 
 
 # --- CIFAR ------------------------------------------------------------------------------------------------------------
 
-CIFAR: Row = (
-    {
-        "views": Crops(size=32, blur=0.0),
-        "encoder": EncoderSpec("cifar-resnet18", size=32),
-        "optimizer": OptimizerSpec("sgd", reference_batch=256, weight_decay=1e-4),
-        "schedule": ScheduleSpec(warmup_epochs=10),
-        "train": TrainSpec(epochs=1000, batch_size=256, log_every=50, monitor_every=5),
-    },
-    {
-        "views": "released code, following SimCLR (Sec. 5.1)",
-        "views.scale": "our choice: App. H states none",
-        "views.blur": "App. H: no blur",
-        "encoder": "App. H: CIFAR variant of ResNet-18",
-        **dict.fromkeys(("encoder.mean", "encoder.std"), "statistics of the training set"),
-        **dict.fromkeys(("heads", "branches", "loss", "optimizer", "schedule"), "App. C"),
-        **dict.fromkeys(("views.size", "pool", "loss.alpha", "optimizer.lr", "optimizer.reference_batch"), "App. H"),
-        **dict.fromkeys(("train.epochs", "train.batch_size"), "App. H"),
-        "heads.projector.hidden": "App. C states the depth; the width as in the released code",
-        "loss.form": "released code: -cos",
-        "optimizer.weight_decay": "our choice: App. H states none, 5e-4 makes SimSiam collapse",
-        "schedule.warmup_epochs": "our choice: App. H states none",
-        "train.monitor_every": "our choice: an epoch lasts 1.4 s on a GPU",
-    },
-)
+CIFAR: Row = {
+    "views": (Crops(size=32, blur=0.0), "released code, following SimCLR (Sec. 5.1)"),
+    "views.size": "App. H",
+    "views.scale": "our choice: App. H states none",
+    "views.blur": "App. H: no blur",
+    "encoder": (EncoderSpec("cifar-resnet18", size=32), "App. H: CIFAR variant of ResNet-18"),
+    **dict.fromkeys(("encoder.mean", "encoder.std"), "statistics of the training set"),
+    **dict.fromkeys(("heads", "branches", "loss"), "App. C"),
+    **dict.fromkeys(("pool", "loss.alpha", "optimizer.lr", "optimizer.reference_batch"), "App. H"),
+    "heads.projector.hidden": "App. C states the depth; the width as in the released code",
+    "loss.form": "released code: -cos",
+    "optimizer": (OptimizerSpec("sgd", reference_batch=256, weight_decay=1e-4), "App. C"),
+    "optimizer.weight_decay": "our choice: App. H states none, 5e-4 makes SimSiam collapse",
+    "schedule": (ScheduleSpec(warmup_epochs=10), "App. C"),
+    "schedule.warmup_epochs": "our choice: App. H states none",
+    "train": (TrainSpec(epochs=1000, batch_size=256, log_every=50, monitor_every=5), ""),
+    **dict.fromkeys(("train.epochs", "train.batch_size"), "App. H"),
+    "train.monitor_every": "our choice: an epoch lasts 1.4 s on a GPU",
+}
 CIFAR_HEADS = {
     "contrast": HeadSpec(MLP((512,), 128, norm="none")),
     # a 2-layer projector: App. H; its width is not stated, 2048 is App. C's
@@ -294,79 +263,76 @@ MOCO_SOURCES = {"pool": "our choice: the size App. H gives its pools",
                 "optimizer.lr": "our choice: App. C's, scaled to batch 256"}  # fmt: skip
 # methods that App. H does not run: what differs from the above
 CIFAR_BEYOND: dict[str, Row] = {
-    "moco2": ({}, MOCO_SOURCES),
-    "supmoco": ({}, MOCO_SOURCES),
-    "moco3": ({"schedule.predictor": "follows"}, {
+    "moco2": MOCO_SOURCES,
+    "supmoco": MOCO_SOURCES,
+    "moco3": {
         **dict.fromkeys(("heads", "heads.projector.hidden"), "our choice: MoCo-v3's for a ResNet"),
-        **dict.fromkeys(("branches", "pool", "loss", "schedule.predictor"), "App. G"),
-        "optimizer.lr": "our choice: as MoCo-v2's; not tuned", "optimizer.weight_decay": "our choice: not tuned",
-    }),
-    "crossentropy": ({}, dict.fromkeys(("heads", "branches", "pool", "loss", "loss.form", "optimizer.lr"), PLAIN)),
-    "semi": ({"loss.warmup": 2000}, {
-        **SIAM_DEPTH, "loss": "our choice: docs/labels.md", "loss.warmup": "our choice: about ten epochs",
+        **dict.fromkeys(("branches", "pool", "loss"), "App. G"),
+        "schedule.predictor": ("follows", "App. G"),
+        "optimizer.lr": "our choice: as MoCo-v2's; not tuned",
+        "optimizer.weight_decay": "our choice: not tuned",
+    },
+    "crossentropy": dict.fromkeys(("heads", "branches", "pool", "loss", "loss.form", "optimizer.lr"), PLAIN),
+    "semi": {
+        **SIAM_DEPTH,
         **dict.fromkeys(("pool", "loss.alpha", "optimizer.lr"), "as SupSiam's: App. H"),
-    }),
-}  # fmt: skip
+        "loss": "our choice: docs/labels.md",
+        "loss.warmup": (2000, "our choice: about ten epochs"),
+    },
+}
 CIFAR_METHODS = (*list(CIFAR_LR)[:6], *CIFAR_BEYOND)
 
 
 def cifar(name: str, method: str) -> Recipe:
     """A recipe of Table H.1, or of a method that App. H does not run; METHOD-nopool is Table 8's collapse ablation."""
-    (data, _, _), base = name.partition("."), method.removesuffix("-nopool")
+    data, base = name.partition(".")[0], method.removesuffix("-nopool")
     heads, (mean, std) = CIFAR_HEADS[FAMILIES[base]], CIFAR_STATISTICS[data]
     tuned = CIFAR_TUNED.get(base, {}) if data == "cifar100" or base in CIFAR_BEYOND else {}
-    values = {"encoder.mean": mean, "encoder.std": std, "heads": heads, "optimizer.lr": CIFAR_LR[base], **tuned}
-    if METHODS[method].pool.kind == "queue":
-        values["pool.size"] = 4096
-    if method == "supbyol":
-        values["loss.alpha"] = 0.8
-    own, own_sources = CIFAR_BEYOND.get(method, ({}, {}))
-    sources = {
-        **(SIAM_DEPTH if base in ("simsiam", "supsiam") else {}),
-        **not_stated(method, heads),
-        **HEAD_SOURCES[FAMILIES[base]],
-        **own_sources,
-        **dict.fromkeys(tuned, CIFAR_TUNED_SOURCE[data]),
-    }
+    values: dict[str, Any] = {"encoder.mean": mean, "encoder.std": std, "heads": heads, "optimizer.lr": CIFAR_LR[base]}
+    values |= {"pool.size": 4096} if METHODS[method].pool.kind == "queue" else {}
+    values |= {"loss.alpha": 0.8} if method == "supbyol" else {}
+    rows: list[Row] = [
+        CIFAR,
+        {field: (value, "") for field, value in values.items()},
+        SIAM_DEPTH if base in ("simsiam", "supsiam") else {},
+        not_stated(method, heads),
+        HEAD_SOURCES[FAMILIES[base]],
+        CIFAR_BEYOND.get(method, {}),
+        {field: (value, CIFAR_TUNED_SOURCE[data]) for field, value in tuned.items()},
+    ]
     paper = "beyond the paper (Table H.1's setting)" if method in CIFAR_BEYOND else "App. H (Table H.1)"
     if method != base:
-        own, paper = {"loss": Align(alpha=0.5)}, "beyond the paper (Table 8's setting)"
-        paper = "Table 8" if data == "cifar100" else paper
-        sources |= {"pool": "Table 8: none", "loss.alpha": "Sec. 5.1; Table 8 states none"}
-    return build(name, method, paper, CIFAR, ({**values, **own}, sources))
+        rows.append({"loss": (Align(alpha=0.5), ""), "pool": "Table 8: none"})
+        rows.append({"loss.alpha": "Sec. 5.1; Table 8 states none"})
+        paper = "Table 8" if data == "cifar100" else "beyond the paper (Table 8's setting)"
+    return build(name, method, paper, *rows)
 
 
 # --- the toy study ----------------------------------------------------------------------------------------------------
 
 LINEAR = MLP((), 128, norm="none", bias="none")
-TOY: Row = (
-    {
-        "data.source": "toy",
-        "views": Masks(share=0.6),
-        "encoder": EncoderSpec("linear", channels=1, size=2048, width=128, mean=(0.0,), std=(1.0,)),
-        "heads": HeadSpec(LINEAR, LINEAR),
-        "pool": PoolSpec("queue", 3072),
-        "loss": Align(alpha=0.5),
-        "optimizer": OptimizerSpec("sgd", lr=0.05, reference_batch=256, weight_decay=5e-4),
-        "train": TrainSpec(epochs=200, batch_size=256),
-    },
-    {
-        **not_stated("supsiam", HeadSpec(LINEAR, LINEAR)),
-        **dict.fromkeys(
-            ("data.source", "views", "optimizer", "schedule", "train.epochs", "train.batch_size"), "App. B"
-        ),
-        "encoder": "App. B: one linear layer",
-        "encoder.width": "our choice: App. B gives the projector's",
-        **dict.fromkeys(("encoder.mean", "encoder.std"), "our choice: as they are"),
-        "heads": "App. B: linear, no batch norm",
-        "branches": "Sec. 3.1",
-        "loss": "Eqs. 1-3",
-        "loss.alpha": "our choice: App. B varies it",
-        "loss.form": "released code: -cos",
-        "pool": "our choice: as large as the data",
-        "schedule.warmup_epochs": "our choice: App. B states none",
-    },
-)
+TOY: Row = {
+    **not_stated("supsiam", HeadSpec(LINEAR, LINEAR)),
+    "data.source": ("toy", "App. B"),
+    "views": (Masks(share=0.6), "App. B"),
+    "encoder": (
+        EncoderSpec("linear", channels=1, size=2048, width=128, mean=(0.0,), std=(1.0,)),
+        "App. B: one linear layer",
+    ),
+    "encoder.width": "our choice: App. B gives the projector's",
+    **dict.fromkeys(("encoder.mean", "encoder.std"), "our choice: as they are"),
+    "heads": (HeadSpec(LINEAR, LINEAR), "App. B: linear, no batch norm"),
+    "branches": "Sec. 3.1",
+    "pool": (PoolSpec("queue", 3072), "our choice: as large as the data"),
+    "loss": (Align(alpha=0.5), "Eqs. 1-3"),
+    "loss.alpha": "our choice: App. B varies it",
+    "loss.form": "released code: -cos",
+    "optimizer": (OptimizerSpec("sgd", lr=0.05, reference_batch=256, weight_decay=5e-4), "App. B"),
+    "schedule": "App. B",
+    "schedule.warmup_epochs": "our choice: App. B states none",
+    "train.epochs": (200, "App. B"),
+    "train.batch_size": (256, "App. B"),
+}
 
 IMAGENET100_NAMES: dict[str, tuple[str, bool, int]] = {
     f"imagenet100.{method}{'-pool' * has_pool}{suffix}": (method, has_pool, batch)
