@@ -269,10 +269,9 @@ def audit(
         raise BadInput(f"corrected {corrected}: the run has several sources; name one .csv with data")
     found = audit_labels(evaluated, given, k, seed, view)
     make_folder(folder)
-    write_json(folder / SUMMARY, {"made_by": MADE_BY})  # first: a killed audit can be repeated
+    write_json(folder / SUMMARY, {"made_by": MADE_BY, **found.summary})  # first: a killed audit can be repeated
     write_tables(found, folder)
     write_page(folder / PAGE, audit_page(found))
-    write_json(folder / SUMMARY, {"made_by": MADE_BY, **found.summary})
     result = {"out": str(folder), **found.summary, "seconds": round(time.perf_counter() - started, 2)}
     for line in describe(found.summary):
         say(line)
