@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import html
 import os
 import shutil
 import subprocess
@@ -28,14 +27,6 @@ from tests.browser.conftest import Browser
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW, WRONG = 12, 0.05  # labels of a class; part of the labels of the audit's picture
-CARD = """<body style="margin:0;background:#e2e8f0"><style>
-div{{position:absolute;border-radius:10px;overflow:hidden;background:#fff;box-shadow:0 1px 5px #64748b}}
-img{{display:block;width:100%}}
-pre{{margin:0;padding:12px 16px;font:13px/1.55 ui-monospace,monospace;color:#e2e8f0;background:#0f172a;height:100%;
-white-space:pre-wrap}}</style>
-<div style="left:16px;top:16px;width:600px;height:158px"><pre>{terminal}</pre></div>
-<div style="left:16px;top:190px;width:600px;height:434px"><img src="head.png"><img src="cards.png"></div>
-<div style="left:632px;top:16px;width:632px;height:608px"><img src="map-square.png"></div></body>"""
 
 
 class Studio:
@@ -72,15 +63,6 @@ class Studio:
                 picture, optimize=True
             )
             print(f"{picture.name}: {picture.stat().st_size / 1000:.0f} kB", flush=True)
-
-    def predicted(self) -> str:
-        """What a terminal shows of `supancl predict`."""
-        (self.work / "labels.csv").unlink(missing_ok=True)
-        command = [sys.executable, "-m", "supancl", "predict", self.start, "--data", "photos"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        done = subprocess.run(command, cwd=self.work, env=environment, check=True, text=True, capture_output=True)
-        lines = [line for line in done.stdout.splitlines() if "taking" not in line]
-        return "\n".join([f"$ supancl predict {self.start.partition('@')[0]} --data photos", *lines])
 
 
 def hide_labels(photos: Path, folder: Path) -> None:
@@ -131,13 +113,6 @@ def main() -> None:
         studio.draw("runs/choice/comparison.html", figures / "comparison.png", 1200, 700)
         studio.draw("runs/power/report.html", figures / "own-loss.png", 1200, 700)
         shutil.copyfile(work / "alike.jpg", figures / "alike.jpg")
-        studio.draw("map.html", work / "map-square.png", 936, 900)
-        studio.draw("audit/audit.html", work / "audit.png", 1200, 1000)
-        with Image.open(work / "audit.png") as audit:
-            audit.crop((30, 20, 1120, 200)).save(work / "head.png")
-            audit.crop((30, 410, 1170, 986)).save(work / "cards.png")
-        (work / "readme.html").write_text(CARD.format(terminal=html.escape(studio.predicted())))
-        studio.draw("readme.html", figures / "readme.png", 1280, 640)
     finally:
         studio.browser.driver.quit()
 

@@ -53,18 +53,6 @@ def isolated(maps) -> int:
     return int(np.where(inner, distances.min(1), 0).argmax())
 
 
-def clear_search(browser: Browser) -> None:
-    browser.find("#search").send_keys(Keys.CONTROL + "a", Keys.DELETE)
-
-
-def lasso(browser: Browser, corners: list[tuple[int, int]], panel: int = 0) -> None:
-    pointer = browser.pointer()
-    pointer.move_to_element_with_offset(canvas(browser, panel), *corners[0]).click_and_hold()
-    for corner in corners[1:]:
-        pointer.move_to_element_with_offset(canvas(browser, panel), *corner)
-    pointer.release().perform()
-
-
 def drawn_pixels(browser: Browser, selector: str) -> np.ndarray:
     code = (
         "const c = arguments[0], { width, height } = c;"
@@ -88,7 +76,7 @@ def test_classes_splits_and_words_filter(page, browser: Browser):
     browser.find("#split option[value='']").click()
     browser.find("#search").send_keys("00012")
     assert browser.run(SHOWN) == [12, *range(120, 130)]
-    clear_search(browser)
+    browser.find("#search").send_keys(Keys.CONTROL + "a", Keys.DELETE)
     browser.find("#search").send_keys("DOG")
     assert browser.run(SHOWN) == np.flatnonzero(images.labels.numpy() == 1).tolist()
 
@@ -111,19 +99,21 @@ def test_the_csv_of_a_lasso_has_the_images_inside_it(page, browser: Browser):
     _, images, maps, _ = page
     browser.find("#classes input[data-label='0']").click()  # hidden images are not selected
     browser.find("#lasso").click()
-    lasso(browser, [(-80, -120), (90, -90), (60, 110), (-20, 20), (-90, 100)])
+    corners = [(-80, -120), (90, -90), (60, 110), (-20, 20), (-90, 100)]
+    pointer = browser.pointer().move_to_element_with_offset(canvas(browser), *corners[0]).click_and_hold()
+    for corner in corners[1:]:
+        pointer.move_to_element_with_offset(canvas(browser), *corner)
+    pointer.release().perform()
     selected = browser.run("return imageMap.selection")
     polygon = browser.run(
         "const s = imageMap.scatters[0], w = s.canvas.clientWidth / 2, h = s.canvas.clientHeight / 2;"
         "return arguments[0].map(([x, y]) => s.toMap(x + w, y + h))",
-        [(-80, -120), (90, -90), (60, 110), (-20, 20), (-90, 100)],
+        corners,
     )
-    inside = Polygon(polygon).contains_points(maps[0].points) & (images.labels.numpy() != 0)
-    inside_but_edge = Polygon(polygon).contains_points(maps[0].points, radius=-0.05) & (images.labels.numpy() != 0)
-    inside_or_edge = Polygon(polygon).contains_points(maps[0].points, radius=0.05) & (images.labels.numpy() != 0)
-    narrow, wide = sorted((inside_but_edge, inside_or_edge), key=np.sum)
-    assert 10 < inside.sum() < COUNT
-    assert set(np.flatnonzero(narrow)) <= set(selected) <= set(np.flatnonzero(wide))
+    inside = np.flatnonzero(Polygon(polygon).contains_points(maps[0].points) & (images.labels.numpy() != 0))
+    assert 10 < len(inside) < COUNT
+    assert len(set(inside) ^ set(selected)) <= 2  # a point on the line
+    (browser.downloads / "selection.csv").unlink(missing_ok=True)  # of another test
     browser.find("#save").click()
     with open(browser.wait_for_download("selection.csv"), encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -148,29 +138,15 @@ def test_a_click_shows_the_nearest_neighbours_of_every_encoder(page, browser: Br
     assert browser.run("return imageMap.shared.focus") != index
 
 
-def test_unlabelled_points_are_pale_and_below_the_others(page, browser: Browser):
-    _, images, _, _ = page
-    order = browser.run("return [...imageMap.shared.order]")
-    unlabelled = (images.labels.numpy() < 0).sum()
-    assert all(images.labels.numpy()[row] < 0 for row in order[:unlabelled])
-    code = "const s = imageMap.scatters[0]; return s.colourOf(arguments[0], imageMap.shared.classOf[arguments[0]])"
-    pale = int(browser.run(code, int(order[0])))
-    assert pale not in browser.run("return [...imageMap.shared.colours]")
-
-
-def test_pictures_and_names_are_shown_at_rest(page, browser: Browser):
-    """The map fills its frame, and the button hides pictures and names."""
-    read = "imageMap.scatters[0].draw(); return imageMap.scatters[0].canvas.toDataURL()"
-    browser.wait_for(lambda: browser.run("return imageMap.sprites.decoded.length > 0"))
-    shown = browser.run(read)
-    browser.find("#pictures").click()
-    assert len(shown) > 1.5 * len(browser.run(read))
-    spans = browser.run(
-        "const s = imageMap.scatters[0], all = imageMap.names.map((_, i) => s.toScreen(i));"
-        "return [['clientWidth', 0], ['clientHeight', 1]].map(([side, axis]) => {"
-        "const ends = all.map((at) => at[axis]); return (Math.max(...ends) - Math.min(...ends)) / s.canvas[side]; })"
-    )
-    assert spans == pytest.approx([0.92, 0.92])
+def test_several_labels_of_an_image_are_saved(tmp_path, browser: Browser):
+    path, cells = tmp_path / "map.html", [f"cat;owl:0.{i % 10}5" if i % 3 else "" for i in range(60)]
+    path.write_text(map_page(made_images(60, CLASSES)._replace(cells=cells), [made_map("run", 60, 0)[0]]))
+    browser.open(path)
+    (browser.downloads / "selection.csv").unlink(missing_ok=True)  # of another test
+    browser.find("#select-shown").click()
+    browser.find("#save").click()
+    with open(browser.wait_for_download("selection.csv"), encoding="utf-8", newline="") as file:
+        assert [row["label"] for row in csv.DictReader(file)] == cells
 
 
 def test_fifty_thousand_images_of_three_encoders(tmp_path, browser: Browser):

@@ -1,4 +1,4 @@
-"""Every page in light and dark: all of its text can be read, and nothing is asked for outside of it."""
+"""Every page in light and dark: its text can be read, it fits a narrow window, and it asks for nothing outside."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def pages(tmp_path, monkeypatch) -> dict[str, str]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_all_text_can_be_read(pages, tmp_path, browser: Browser, theme: str) -> None:
-    features = [{"name": "prefers-color-scheme", "value": theme}]
+    features, size = [{"name": "prefers-color-scheme", "value": theme}], browser.driver.get_window_size()
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     try:
         for name, text in pages.items():
@@ -81,6 +81,17 @@ def test_all_text_can_be_read(pages, tmp_path, browser: Browser, theme: str) -> 
             assert contrast >= 4.5, (name, worst)
             paper = browser.run("return getComputedStyle(document.body).backgroundColor")
             assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}[theme]
+            browser.driver.set_window_size(500, 900)
+            assert browser.run("return document.documentElement.scrollWidth <= innerWidth"), name
+            browser.driver.set_window_size(size["width"], size["height"])
             assert not browser.complaints(), name
     finally:
         browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        browser.driver.set_window_size(size["width"], size["height"])
+
+
+def test_a_request_to_the_network_is_noticed_and_refused(tmp_path, browser: Browser):
+    path = tmp_path / "page.html"
+    path.write_text(html_page("A page", ['<img src="http://127.0.0.1:9/x.png">']))
+    browser.open(path)
+    assert any("127.0.0.1" in line for line in browser.complaints())

@@ -120,14 +120,6 @@ def tiny_encoder(seed: int = 0) -> Encoder:
         return EncoderSpec("resnet18", mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)).build()
 
 
-@contextmanager
-def nothing_drawn() -> Iterator[None]:
-    """For models whose weights are loaded afterwards or not read: meanwhile layers start with whatever is in memory."""
-    names = ("kaiming_normal_", "kaiming_uniform_", "normal_", "uniform_")
-    with mock.patch.multiple(nn.init, **{name: lambda tensor, *how, **more: tensor for name in names}):
-        yield
-
-
 def write_place(root: Path, train: int, val: int, seed: int = 0) -> Path:
     """Drawn images in VOC's layout, and beside them an encoder that nothing has trained."""
     write_voc(root, {"train": range(train), "val": range(train, train + val)})

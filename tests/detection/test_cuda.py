@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from torch import nn
 
 from supancl.detection import detect_spec
 from supancl.detection.model import build_detector, load_detector
@@ -49,14 +48,6 @@ def test_losses_are_those_of_the_cpu(tmp_path, arch):
         assert found[name] == pytest.approx(wanted[name], rel=1e-3, abs=1e-4)
         assert near[name] == pytest.approx(wanted[name], rel=5e-2, abs=2e-2)
     assert found["loss_classifier"] == pytest.approx(wanted["loss_classifier"], rel=0.1)
-
-
-def test_weights_lie_with_channels_last(tmp_path):
-    write_voc(tmp_path, {"train": range(4)})
-    _, detector = losses(tmp_path, "cuda", "bf16")
-    kernels = [module.weight for module in detector.modules() if isinstance(module, nn.Conv2d)]
-    assert kernels
-    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in kernels)
 
 
 def test_a_run_from_end_to_end(tmp_path):

@@ -49,18 +49,6 @@ def test_every_tensor_of_the_encoder_is_in_the_detector(tmp_path, arch):
         assert not torch.equal(fresh[name], value), name
 
 
-def test_a_step_changes_every_tensor_that_is_trained():
-    detector = built()
-    before = {name: value.clone() for name, value in detector.named_parameters()}
-    optimizer = torch.optim.SGD(detector.parameter_groups(), lr=0.1)
-    targets = [{"boxes": torch.tensor([[10.0, 10.0, 50.0, 50.0]]), "labels": torch.tensor([1])}] * 2
-    loss = sum(detector([torch.rand(3, SIDE, SIDE), torch.rand(3, SIDE, SIDE)], targets).values())
-    loss.backward()
-    optimizer.step()
-    same = [name for name, value in detector.named_parameters() if torch.equal(value, before[name])]
-    assert same == []
-
-
 @pytest.mark.parametrize(("arch", "layer4"), [("c4", "roi_heads.box_head.layer4"), ("fpn", "backbone.body.layer4")])
 def test_frozen_stages_keep_weights_and_statistics(arch, layer4):
     detector = built(arch, freeze=["stem", "layer1", "layer4"])
@@ -74,18 +62,8 @@ def test_frozen_stages_keep_weights_and_statistics(arch, layer4):
     frozen = tuple(f"{stage}." for stage in (f"{body}.conv1", f"{body}.bn1", f"{body}.layer1", layer4))
     changed = {name for name, value in detector.state_dict().items() if not torch.equal(value, before[name])}
     assert not [name for name in changed if name.startswith(frozen)]
-    assert f"{body}.layer2.0.conv1.weight" in changed
+    assert not [name for name, _ in detector.named_parameters() if not name.startswith(frozen) and name not in changed]
     assert f"{body}.layer2.0.bn1.running_mean" in changed
-
-
-def test_boxes_come_back_in_the_pixels_of_the_image():
-    detector = built(score_threshold=0.0, test_size=64)
-    detector.eval()
-    with torch.no_grad():
-        (found,) = detector([torch.rand(3, 120, 160)])
-    assert len(found["boxes"])
-    assert float(found["boxes"][:, 2].max()) > 64
-    assert bool((found["boxes"] <= torch.tensor([160.0, 120.0, 160.0, 120.0])).all())
 
 
 @pytest.mark.parametrize("arch", ["c4", "fpn"])
@@ -100,15 +78,6 @@ def test_half_precision_moves_no_anchor(arch):
         found.append(generator(images, maps)[0])
     assert found[1].dtype == torch.float32
     assert torch.equal(found[0], found[1])
-
-
-def test_a_region_is_read_where_it_lies():
-    """RoIAlign on a map that rises to the right gives the place of the region's middle, in units of the stride."""
-    detector = built()
-    ramp = torch.arange(20.0).expand(1, 1, 20, 20) + 0.5
-    box = torch.tensor([[64.0, 32.0, 128.0, 96.0]])
-    (pooled,) = detector.roi_heads.box_roi_pool({"0": ramp}, [box], [(320, 320)])
-    assert float(pooled.mean()) == pytest.approx(96 / 16, abs=1e-4)
 
 
 def test_a_resnet_of_timm_is_taken_where_it_computes_the_same():

@@ -52,22 +52,11 @@ def setup_lines(block: Block) -> list[str]:
     return [line.split("  #")[0].strip() for line in block.text.splitlines() if SETUP.match(line.strip())]
 
 
-class Failed(Exception):
-    """A block ended with another exit code than 0."""
-
-
 class Runner:
     """Runs blocks in one folder, in order. The Python blocks share their names, as the cells of a notebook do."""
 
-    def __init__(
-        self,
-        folder: Path,
-        environment: Mapping[str, str],
-        leave_out: Iterable[str] = (),
-        shortened: Mapping[str, str] = SHORTENED,
-    ) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], leave_out: Iterable[str] = ()) -> None:
         self.folder, self.environment, self.leave_out = folder, dict(environment), set(leave_out)
-        self.shortened = shortened
         self.program = "python"
         self.python: subprocess.Popen[str] | None = None
 
@@ -76,16 +65,13 @@ class Runner:
         return self.run_python(block) if block.kind == "python" else self.run_bash(block)
 
     def run_bash(self, block: Block) -> str:
-        left_out = setup_lines(block)
-        lines = [
-            self.shortened.get(line, line)
-            for line in block.text.splitlines()
-            if line.split("  #")[0].strip() not in {*self.leave_out, *left_out}
-        ]
+        left_out = {*self.leave_out, *setup_lines(block)}
+        lines = [SHORTENED.get(line, line) for line in block.text.splitlines()
+                 if line.split("  #")[0].strip() not in left_out]  # fmt: skip
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(lines)], cwd=self.folder,
                               env=self.environment, capture_output=True, text=True)  # fmt: skip
         if done.returncode:
-            raise Failed(f"{block}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+            raise AssertionError(f"{block}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
         return done.stdout
 
     def run_python(self, block: Block) -> str:
@@ -101,7 +87,7 @@ class Runner:
         while not shown.endswith("\0"):
             letter = self.python.stdout.read(1)
             if not letter:
-                raise Failed(f"{block}: Python ended\n{shown[-3000:]}")
+                raise AssertionError(f"{block}: Python ended\n{shown[-3000:]}")
             shown += letter
         return shown[:-1]
 
@@ -111,8 +97,9 @@ class Runner:
             self.python = None
 
 
-def environment_of(prefix: Path, source: Path, **more: str) -> dict[str, str]:
-    """The environment's programs first, and the package of `source`, which comes before the installed one."""
+def environment_of(source: Path, **more: str) -> dict[str, str]:
+    """This environment's programs first, and the package of `source`, which comes before the installed one."""
+    prefix = Path(sys.prefix)
     path = os.pathsep.join([str(prefix / "bin"), os.environ["PATH"]])
     make = {"MAKEFLAGS": "READY=", "VENV": str(prefix)}  # make installs nothing
     return {**os.environ, "PATH": path, "PYTHONPATH": str(source / "src"), **make, **more}
@@ -129,7 +116,3 @@ def copy_tree(folder: Path) -> None:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes((ROOT / name).read_bytes())
-
-
-def prefix_of_this_python() -> Path:
-    return Path(sys.prefix)

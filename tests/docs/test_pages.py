@@ -5,7 +5,6 @@
 
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def prepare(page: Path, runner: Runner) -> None:
 
 @pytest.fixture
 def runner(tmp_path: Path, forks: dict[str, str]) -> Iterator[Runner]:
-    environment = blocks.environment_of(blocks.prefix_of_this_python(), ROOT, EPOCHS="2", OMP_WAIT_POLICY="passive")
+    environment = blocks.environment_of(ROOT, EPOCHS="2", OMP_WAIT_POLICY="passive")
     made = Runner(tmp_path, {**environment, **forks}, SLOW)
     made.program = sys.executable  # not forked: the process that forks waits for each child
     yield made
@@ -68,12 +67,18 @@ def test_the_code_of_a_page_runs_in_order(page: Path, runner: Runner) -> None:
 def test_the_readme_runs_in_a_copy_of_the_repository(tmp_path: Path) -> None:
     """As a user starts it, all the way from the installed script; the demo with two of its eighty epochs."""
     blocks.copy_tree(tmp_path)
-    environment = blocks.environment_of(blocks.prefix_of_this_python(), tmp_path, EPOCHS="2", OMP_WAIT_POLICY="passive")
+    environment = blocks.environment_of(tmp_path, EPOCHS="2", OMP_WAIT_POLICY="passive")
     runner = Runner(tmp_path, environment, SLOW)
     prepare(README, runner)
     for block in CODE[README]:
         runner.run(block)
+    printed = runner.run(Block(README, 0, "bash", "make demo"))
     runner.close()
+    (out,) = re.findall(r"runs and pictures in (runs/demo-\d+);", printed)
+    for name in ("simsiam", "supsiam"):
+        assert re.search(rf"^ *{name}( +[\d.]+){{5}}$", printed, re.MULTILINE)
+    for name in ("losses.png", "tsne.png", "simsiam/encoder.safetensors", "supsiam/encoder.safetensors"):
+        assert (tmp_path / out / name).stat().st_size
     for name in re.findall(r"--out (\S+)", "".join(block.text for block in CODE[README])):
         assert (tmp_path / name).exists(), name
 
@@ -85,32 +90,6 @@ def test_every_block_is_run_or_marked(block: Block) -> None:
         assert not COMMAND.match(block.text), "open it with ```bash, ```bash no-run or, for usage, ```text"
     if block.kind == "python no-run":
         compile(block.text, str(block), "exec")
-
-
-def test_what_is_installed_is_this_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = "|".join(project["optional-dependencies"])
-    known = re.compile(
-        rf"(\.|source) \.venv/bin/activate|python3? -m venv \.venv|cd {project['name']}|git clone \S+"
-        r"|(python3? -m )?pip install( -c constraints\.txt)?( -e)? "
-        rf"['\"]?(\.|{project['name']})(\[({extras}|,)+\])?['\"]?"
-    )
-    for page in PAGES:
-        for block in CODE[page]:
-            for line in blocks.setup_lines(block):
-                assert known.fullmatch(line), f"{block}: {line}"
-
-
-def test_the_demo_runs_and_prints_a_row_for_each_method(tmp_path: Path) -> None:
-    """With two of its eighty epochs, in a copy, since it writes into runs/."""
-    blocks.copy_tree(tmp_path)
-    environment = blocks.environment_of(blocks.prefix_of_this_python(), tmp_path, EPOCHS="2", OMP_WAIT_POLICY="passive")
-    printed = Runner(tmp_path, environment).run(Block(README, 0, "bash", "make demo"))
-    (out,) = re.findall(r"runs and pictures in (runs/demo-\d+);", printed)
-    for name in ("simsiam", "supsiam"):
-        assert re.search(rf"^ *{name}( +[\d.]+){{5}}$", printed, re.MULTILINE)
-    for name in ("losses.png", "tsne.png", "simsiam/encoder.safetensors", "supsiam/encoder.safetensors"):
-        assert (tmp_path / out / name).stat().st_size
 
 
 def test_the_example_of_a_loop_runs_and_fits_in_25_lines(runner: Runner) -> None:

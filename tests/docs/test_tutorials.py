@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 import supancl
 from supancl.runs.encoder_file import save_encoder
-from tests.docs.blocks import ROOT, environment_of, prefix_of_this_python
+from tests.docs.blocks import ROOT, environment_of
 
 SCRIPTS = {
     "label": ([], ["labels.csv", "map.html"]),
@@ -43,7 +43,7 @@ def test_a_tutorial_runs(name: str, tmp_path: Path) -> None:
     save_encoder(tmp_path / "start" / "encoder.safetensors", encoder, (), "x")
     more, left = SCRIPTS[name]
     script = str(ROOT / "examples" / f"{name}.py")
-    environment = environment_of(prefix_of_this_python(), ROOT)
+    environment = environment_of(ROOT)
     done = subprocess.run([sys.executable, script, "photos", "start", *more], cwd=tmp_path, env=environment,
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr

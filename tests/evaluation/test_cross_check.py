@@ -1,6 +1,6 @@
 """One transfer and one few-shot number from files to figures, again by Pillow, torchvision and scikit-learn alone.
 
-Here on scikit-learn's digits, made hard by noise; tests/real/test_protocols.py does the same on photographs.
+On scikit-learn's digits, made hard by noise.
 """
 
 import numpy as np

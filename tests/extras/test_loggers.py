@@ -14,7 +14,7 @@ import pytest
 from supancl import loggers, pretrain
 from supancl.loggers import MlflowLogger, WandbLogger
 from supancl.runs.folder import RunFolder
-from tests.extras.wandb_file import read_exit_code, read_history, read_run
+from tests.extras.wandb_file import read_history, read_run
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 VARIABLES = ("WANDB_", "MLFLOW_")
@@ -54,10 +54,6 @@ def wandb_rows(folder: Path) -> list[dict[str, Any]]:
     return [row for file in wandb_files(folder) for row in read_history(file)]
 
 
-def by_step(rows: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
-    return {row["_step"]: {name: value for name, value in row.items() if name[0] != "_"} for row in rows}
-
-
 def mlflow_run(folder: Path) -> tuple[Any, Any]:
     from mlflow.tracking import MlflowClient
 
@@ -94,26 +90,18 @@ def test_a_command_logs_to_both_offline_and_goes_on_after_a_crash(tmp_path: Path
     pretrain(None, tiny_data(), run, resume=True, reporter=MlflowLogger(WandbLogger(notes)))
     assert notes.warnings == []
     expected = rows_by_step(run)
-    assert len(expected) == 10
-
-    assert [row["_step"] for row in wandb_rows(run)] == list(range(1, 11))
-    assert by_step(wandb_rows(run)).keys() == expected.keys()
     first, second = map(read_run, wandb_files(run))
     assert first.run_id == second.run_id
-    assert (second.display_name, second.project, list(second.tags)) == ("run", "supancl", ["tiny.supsiam", "supsiam"])
     config = {item.key: json.loads(item.value_json) for item in second.config.update}
     assert (config["loss.alpha"], config["train.epochs"], config["run_folder"]) == (0.5, 2, "run")
-    assert list(map(read_exit_code, wandb_files(run))) == [1, 0]
-
-    rows = mlflow_rows(run)
-    assert rows.keys() == expected.keys()
     info, data = mlflow_run(run)[1].info, mlflow_run(run)[1].data
-    assert (info.status, info.run_name) == ("FINISHED", "run")
-    assert (data.params["loss.alpha"], data.params["train.epochs"], data.tags["method"]) == ("0.5", "2", "supsiam")
+    assert (info.status, info.run_name, data.params["loss.alpha"]) == ("FINISHED", "run", "0.5")
 
-    for step in (1, 5, 10):  # repeated steps have the numbers of their first time, but for the speed
-        for logged in (by_step(wandb_rows(run))[step], rows[step]):
-            assert logged == pytest.approx(expected[step])
+    in_wandb = {row["_step"]: {name: x for name, x in row.items() if name[0] != "_"} for row in wandb_rows(run)}
+    for logged in (in_wandb, mlflow_rows(run)):
+        assert logged.keys() == expected.keys() == set(range(1, 11))
+        for step in (1, 5, 10):  # repeated steps have the numbers of their first time, but for the speed
+            assert logged[step] == pytest.approx(expected[step])
 
 
 def test_nothing_leaves_the_machine_unless_a_variable_says_so(tmp_path: Path, monkeypatch: Any) -> None:

@@ -39,7 +39,3 @@ def read_history(file: Path) -> list[dict[str, Any]]:
 def read_run(file: Path) -> Any:
     """The record of the run: id, name, project, tags, config."""
     return next(record.run for record in read_records(file) if record.WhichOneof("record_type") == "run")
-
-
-def read_exit_code(file: Path) -> int:
-    return next(record.exit.exit_code for record in read_records(file) if record.WhichOneof("record_type") == "exit")

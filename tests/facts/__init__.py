@@ -2,7 +2,7 @@
 
 `paper_tables.json` has every table as printed: its label in the paper's source, the column titles, the rows by section.
 `imagenet100_classes.sha256` is the checksum of the ImageNet-100 class list. `make test-real` compares these files with
-the paper's source and with the published list; `python -m tests.real.paper_text TEX` writes the tables anew.
+the paper's source and with the published list.
 """
 
 from __future__ import annotations

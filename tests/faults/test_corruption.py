@@ -1,8 +1,8 @@
-"""Every file that a run and the cache keep, damaged: noticed, repaired or without effect.
+"""Every file that a run and the cache keep, damaged or replaced by something hostile: noticed or without effect.
 
 The files are found by walking a finished and evaluated run and its cache, so a new kind of file needs a row in READERS.
-Each damaged file is used by a command that reads it. It may refuse it (exit code 2, one line that names it), warn and
-name it, or give the result of the undamaged file; never another result in silence or an internal error.
+Each one is used by a command that reads it, which may refuse it (exit code 2, one line that names it), warn and name
+it, or give the result of the whole file; never another result in silence, an internal error, or a change elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from functools import cache
@@ -25,24 +26,42 @@ from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.runs.encoder_file import read_safetensors
 from supancl.runs.provenance import content_digest
 from tests.faults.commands import TRAIN, new_folder, ok, say
-from tests.files import Said, class_folders
+from tests.files import Said, class_folders, contents
+from tests.test_safety import WRAPPINGS, Payload
 
 TIMES = re.compile(r'"(seconds|images_per_second|step_seconds|memory|[a-z_]*seconds)": [^,}\n]*')  # differ in each run
 LIVE = ("run", "cache")  # what is damaged
 
 
-def flip_bit(content: bytes, chance: random.Random) -> bytes:
-    position = chance.randrange(len(content))
-    return content[:position] + bytes([content[position] ^ 1 << chance.randrange(8)]) + content[position + 1 :]
+def flip_bit(path: Path, chance: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
 
 
-# name -> the damaged content; None: the file is removed
-DAMAGES: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
+def link_to_mine(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(base() / "mine" / "thesis.tex")
+
+
+def make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+# name -> what damages the file
+DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
     "a flipped bit": flip_bit,
-    "a cut end": lambda content, chance: content[: chance.randrange(1, len(content))],
-    "emptied": lambda content, chance: b"",
-    "removed": lambda content, chance: None,
+    "a cut end": lambda path, chance: os.truncate(path, chance.randrange(1, path.stat().st_size)),
+    "emptied": lambda path, chance: path.write_bytes(b""),
+    "removed": lambda path, chance: path.unlink(),
+    "a FIFO": lambda path, chance: make_fifo(path),
+    "a link to the user's file": lambda path, chance: link_to_mine(path),
+    "a pickle": lambda path, chance: path.write_bytes(WRAPPINGS["pickle 2"](Payload(base() / "mine" / "executed"))),
+    "deep JSON": lambda path, chance: path.write_bytes(b'{"recipe":' + b"[" * 100_000),
+    "control characters": lambda path, chance: path.write_text("x\x1b[2K\nsupancl: all is well\u202e,dog\n"),
 }
+SECONDS = 60  # a command that takes longer waits for something that never comes
 
 
 @cache
@@ -50,6 +69,8 @@ def base() -> Path:
     """A folder with data, run, other (of another seed) and cache."""
     root = new_folder("corruption")
     class_folders(root / "data", each=12)
+    (root / "mine").mkdir()
+    (root / "mine" / "thesis.tex").write_text("years of work")
     with use_cache(root / "cache"):
         for name, seed in (("run", 0), ("other", 1)):
             words = ("--data", root / "data", "--set", "data.cache=always", "--seed", seed, "--epochs", 2)
@@ -140,10 +161,6 @@ READERS: dict[str, tuple[Callable[[Path], Outcome], ...]] = {
 ALLOWED = {
     ("run/recipe.json", "removed"): "evaluations without a run",
     ("run/checkpoints/*.pt", "removed"): "finished.json says that the run is finished",
-    ("run/metrics.jsonl", "removed"): "encoders are copied without their log",
-    ("run/metrics.jsonl", "a flipped bit"): "rows have no checksum",
-    ("run/metrics.jsonl", "a cut end"): "rows have no checksum",
-    ("run/metrics.jsonl", "emptied"): "rows have no checksum",
     ("run/evaluate/*.json", "removed"): "a table has an empty cell",
 }
 
@@ -175,11 +192,12 @@ def expected_result(reader: Callable[[Path], Outcome]) -> Any:
 def test_damage_is_noticed_or_without_effect(pattern, damage, monkeypatch):
     monkeypatch.setenv("SUPANCL_CACHE", str(base() / "cache"))
     name = next(name for name in kept_files() if pattern_of(name) == pattern)
-    whole = (base() / "saved" / name).read_bytes()
+    if name.endswith(".lock"):
+        return  # its content is a process number, which is not read unless the lock is held
     reader = READERS[pattern][list(DAMAGES).index(damage) % len(READERS[pattern])]
-    content = DAMAGES[damage](whole, random.Random(f"{name} {damage}")) if whole else whole
-    if content != whole:  # the content of a lock is a process number
-        check(name, content, reader, (pattern, damage) in ALLOWED)
+    may_differ = pattern == "run/metrics.jsonl" or (pattern, damage) in ALLOWED  # the rows of a log have no checksum
+    check(name, lambda path: DAMAGES[damage](path, random.Random(f"{name} {damage}")), reader, may_differ)
+    assert contents(base() / "mine") == {"thesis.tex": b"years of work"}
 
 
 def test_files_of_another_run_are_noticed(monkeypatch):
@@ -189,15 +207,18 @@ def test_files_of_another_run_are_noticed(monkeypatch):
         ("projector.safetensors", resume),
         ("finished.json", resume),
     ):
-        check(f"run/{name}", (base() / "other" / name).read_bytes(), reader, False)
+        check(f"run/{name}", lambda path: shutil.copy(base() / "other" / path.name, path), reader, False)
 
 
-def check(name: str, content: bytes | None, reader: Callable[[Path], Outcome], may_differ: bool) -> None:
+def check(name: str, damage: Callable[[Path], object], reader: Callable[[Path], Outcome], may_differ: bool) -> None:
     """Refused, warned about, or the same result."""
     expected = expected_result(reader)
     path = restore() / name
-    path.unlink() if content is None else path.write_bytes(content)
+    damage(path)
+    signal.alarm(SECONDS)  # ends this process
     said, result = reader(base())
+    signal.alarm(0)
+    assert "\x1b" not in said.err + said.out
     is_named = path.name in said.err or path.parent.name in said.err  # a cache is repaired as a whole
     assert not re.search("Traceback|internal error", said.err), said.err
     if said.code == 2:

@@ -2,20 +2,19 @@
 
 import hashlib
 import importlib.util
+import os
 import shutil
 import tarfile
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from supancl.data.decode import decode
 from supancl.data.opening import open_benchmark
 from supancl.data.sources import folder as layouts
 from supancl.data.sources.arrays import FC100_TEST_CLASSES
-from supancl.data.sources.benchmarks import BENCHMARKS, check_benchmark, find_benchmark
+from supancl.data.sources.benchmarks import BENCHMARKS, check_benchmark
 from supancl.data.spec import DataSpec
 from tests.data.test_benchmarks import every
 from tests.facts import CLASS_LIST
@@ -27,19 +26,15 @@ def test_the_imagenet100_list_is_the_published_one(shared):
     assert list(layouts.imagenet100_classes()) == published.decode().split()
 
 
-def roomy() -> Path | None:
-    """A folder in memory, where there is one: fifty thousand small files take a busy disk minutes."""
-    memory = Path("/dev/shm")
-    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 4e9 else None
-
-
 @pytest.fixture(scope="module")
 def real(shared):
     """The shared data as their own script unpacks them."""
     spec = importlib.util.spec_from_file_location("unpack", shared / "data" / "unpack.py")
     unpack = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(unpack)
-    with tempfile.TemporaryDirectory(dir=roomy()) as folder:
+    memory = "/dev/shm"  # fifty thousand small files take a busy disk minutes
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4e9
+    with tempfile.TemporaryDirectory(dir=memory if roomy else None) as folder:
         root = Path(folder)
         for name in ("cifar10", "cifar100", "pets", "gtsrb"):
             unpack.SETS[name](root)
@@ -88,12 +83,3 @@ def test_real_fc100_has_the_seals_of_cifar100(real):
     theirs = cifar100.batch((cifar100.labels == 72).nonzero()[:, 0]).pixels  # 72 of 100 in the published list
     assert len(theirs) == 100
     assert torch.equal(theirs, seals[-100:])
-
-
-def test_real_drawings_and_signs_decode(real):
-    drawings = list(layouts.omniglot(find_benchmark("omniglot", real)[0]))
-    assert set(Counter(label for _, _, label in drawings).values()) == {20}
-    assert decode(drawings[0][1], 1).unique().tolist() == [0, 255]
-    signs = list(layouts.split_folders("test")(find_benchmark("gtsrb", real)[0]))
-    assert sorted({label for _, _, label in signs}) == [f"{i:05d}" for i in range(43)]
-    assert decode(signs[0][1]).shape == (3, 32, 32)

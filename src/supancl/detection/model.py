@@ -18,7 +18,6 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
-from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign, RoIAlign
@@ -74,11 +73,26 @@ def _as_torchvision_resnet(body: nn.Module) -> ResNet | None:
     return None
 
 
-class Detector(GeneralizedRCNN):  # type: ignore[misc]
+class Detector(FasterRCNN):  # type: ignore[misc]
     """torchvision's two-stage detector, with frozen stages and another image size for testing."""
 
     def __init__(self, encoder: Encoder, spec: DetectSpec, classes: tuple[str, ...]) -> None:
-        super().__init__(*_components(copy_resnet(encoder), spec, len(classes), encoder.spec))
+        mean, std = (
+            [*values] * (3 // len(values)) for values in (encoder.spec.mean, encoder.spec.std)
+        )  # per channel of RGB
+        backbone, anchors, pool, head, width = _parts(copy_resnet(encoder), spec)
+        (before, after), (before_test, after_test) = spec.rpn_train, spec.rpn_test
+        super().__init__(
+            backbone, min_size=spec.min_sizes, max_size=spec.max_size, image_mean=mean, image_std=std,
+            rpn_anchor_generator=anchors,
+            rpn_head=ProposalHead(backbone.out_channels, anchors.num_anchors_per_location()[0]),
+            rpn_pre_nms_top_n_train=before, rpn_pre_nms_top_n_test=before_test, rpn_post_nms_top_n_train=after,
+            rpn_post_nms_top_n_test=after_test, rpn_batch_size_per_image=spec.rpn_batch,
+            box_roi_pool=pool if spec.arch == "fpn" else None, box_head=head,
+            box_predictor=BoxPredictor(width, len(classes) + 1), box_batch_size_per_image=spec.roi_batch,
+            box_score_thresh=spec.score_threshold, box_nms_thresh=spec.nms, box_detections_per_img=spec.detections,
+        )  # fmt: skip
+        self.roi_heads.box_roi_pool = pool  # FasterRCNN would refuse that of C4
         self.spec, self.classes, self.encoder = spec, classes, encoder.spec
         for stage in self.frozen_stages():
             stage.requires_grad_(False)
@@ -189,36 +203,20 @@ def _out_channels(stage: nn.Module) -> int:
     return [module for module in stage.modules() if isinstance(module, nn.Conv2d)][-1].out_channels
 
 
-def _components(body: ResNet, spec: DetectSpec, classes: int, encoder: EncoderSpec) -> list[nn.Module]:
-    """Backbone, region proposals, heads and transform, as torchvision's FasterRCNN arranges them."""
-    mean, std = ([*values] * (3 // len(values)) for values in (encoder.mean, encoder.std))  # per channel of RGB
-    backbone: Any
+def _parts(body: ResNet, spec: DetectSpec) -> tuple[Any, Anchors, nn.Module, nn.Module | None, int]:
+    """Backbone, anchors, what reads regions, the box head (None: torchvision's), and its width."""
     if spec.arch == "c4":
         names = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
-        backbone = nn.Sequential(OrderedDict((name, getattr(body, name)) for name in names))
+        backbone: Any = nn.Sequential(OrderedDict((name, getattr(body, name)) for name in names))
         backbone.out_channels, width = _out_channels(body.layer3), _out_channels(body.layer4)
-        anchors = Anchors((spec.anchor_sizes,), (spec.anchor_ratios,))
-        pool, head = C4Pool(spec.pool), Res5(body.layer4, width, spec.extra_norm)
-    else:
-        stages = ("layer1", "layer2", "layer3", "layer4")
-        widths = [_out_channels(getattr(body, name)) for name in stages]
-        backbone = BackboneWithFPN(body, {name: str(i) for i, name in enumerate(stages)}, widths, FPN_WIDTH)
-        anchors = Anchors(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
-        pool, head = MultiScaleRoIAlign([str(i) for i in range(len(stages))], spec.pool, sampling_ratio=2), None
-        width = FPN_HIDDEN
-    (before, after), (before_test, after_test) = spec.rpn_train, spec.rpn_test
-    model = FasterRCNN(
-        backbone, min_size=spec.min_sizes, max_size=spec.max_size, image_mean=mean, image_std=std,
-        rpn_anchor_generator=anchors,
-        rpn_head=ProposalHead(backbone.out_channels, anchors.num_anchors_per_location()[0]),
-        rpn_pre_nms_top_n_train=before, rpn_pre_nms_top_n_test=before_test, rpn_post_nms_top_n_train=after,
-        rpn_post_nms_top_n_test=after_test, rpn_batch_size_per_image=spec.rpn_batch,
-        box_roi_pool=pool if spec.arch == "fpn" else None, box_head=head,
-        box_predictor=BoxPredictor(width, classes + 1), box_batch_size_per_image=spec.roi_batch,
-        box_score_thresh=spec.score_threshold, box_nms_thresh=spec.nms, box_detections_per_img=spec.detections,
-    )  # fmt: skip
-    model.roi_heads.box_roi_pool = pool  # FasterRCNN would refuse that of C4
-    return [model.backbone, model.rpn, model.roi_heads, model.transform]
+        anchors, head = Anchors((spec.anchor_sizes,), (spec.anchor_ratios,)), Res5(body.layer4, width, spec.extra_norm)
+        return backbone, anchors, C4Pool(spec.pool), head, width
+    stages = ("layer1", "layer2", "layer3", "layer4")
+    widths = [_out_channels(getattr(body, name)) for name in stages]
+    backbone = BackboneWithFPN(body, {name: str(i) for i, name in enumerate(stages)}, widths, FPN_WIDTH)
+    anchors = Anchors(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
+    pool = MultiScaleRoIAlign([str(i) for i in range(len(stages))], spec.pool, sampling_ratio=2)
+    return backbone, anchors, pool, None, FPN_HIDDEN
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -174,8 +174,6 @@ def resolve_settings(
     folder, given = DetectFolder(out), dict(given)
     folder.check_free(resume)
     place = {name: given.pop(name) for name in DetectPlace.__annotations__ if name in given}
-    if isinstance(given.get("freeze"), str):
-        given["freeze"] = given["freeze"].split(",") if given["freeze"] else []
     if folder.has_run:
         spec, data, saved_encoder, _ = folder.read_settings()
         for name, value in given.items():
