@@ -1,7 +1,4 @@
-"""Every bash and python block of README.md and docs/*.md runs or says that it does not.
-
-`pip install` lines and the like are compared with pyproject.toml and not run.
-"""
+"""Every bash and python block of README.md and docs/*.md runs or says that it does not; `pip install` lines do not."""
 
 import re
 import sys

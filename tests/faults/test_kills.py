@@ -11,8 +11,9 @@ import os
 import random
 import resource
 import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,6 @@ import torch
 
 from supancl.runs.folder import RunFolder
 from tests.faults.commands import say
-from tests.faults.events import kill_before_event
 from tests.forked import LIBRARIES
 from tests.tiny import assert_same_bits, final_state
 
@@ -33,6 +33,7 @@ PRETRAIN = ("pretrain", "digits.supbyol", "--epochs", "2", "--batch-size", "16",
             "cpu", "--set", "data.limit=96", "--set", "encoder.width=8", "--set", "train.log_every=1",
             "--resume", "--out")  # fmt: skip
 
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.utime")
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload([*LIBRARIES, __name__])
 
@@ -42,6 +43,27 @@ class Ended(NamedTuple):
     events: int
     seconds: float
     errors: str
+
+
+def kill_before_event(folder: str, at: int) -> Callable[[], int]:
+    """Kill this process before it creates, opens to write, renames or removes something below `folder` for the `at`-th
+    time; never if that is 0. Returns what counts the events so far."""
+    events = 0
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal events
+        if event == "open":
+            flags = arguments[2] if isinstance(arguments[2], int) else 0
+            is_change = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        else:
+            is_change = event in CHANGES
+        if is_change and str(arguments[0]).startswith(folder):
+            events += 1
+            if events == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    return lambda: events
 
 
 def run_and_kill(folder: str, words: Sequence[str], at: int, limit: int, told: str) -> None:

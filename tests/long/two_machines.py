@@ -8,7 +8,6 @@ end with the bits of two ranks on one machine.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -21,16 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.faults.test_restarts import LONGEST, TWO_RANKS, agent, ranks_of, steps_of
 from tests.tiny import assert_same_bits, final_state
 
 KILLS = 4
-LONGEST = 600  # seconds
 ADDRESSES = {"supancl-a": "10.77.0.1", "supancl-b": "10.77.0.2"}
-ROOT = Path(__file__).parents[2]
-SETTINGS = {
-    "data.limit": 256, "train.epochs": 16, "train.checkpoint_every": 3, "train.log_every": 1, "train.device": "cpu",
-    "train.monitor_every": 0, "encoder.width": 16,
-}  # fmt: skip
 
 
 def ip(*words: str) -> None:
@@ -57,24 +51,6 @@ def machines() -> Iterator[None]:
             ip("netns", "delete", name)
 
 
-def agent(words: list[str], folder: Path, kills: int, machine: str = "") -> subprocess.Popen[bytes]:
-    """torchrun on one machine: the run in `folder`, begun or continued."""
-    command = [*words, "--max-restarts", str(kills), "-m", "supancl.cli", "pretrain", "digits.supsiam", "--resume"]
-    command += ["--out", str(folder), "--quiet"]
-    command += [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={json.dumps(value)}")]
-    within = ["ip", "netns", "exec", machine] if machine else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "cable" if machine else "lo"}
-    return subprocess.Popen(
-        [*within, sys.executable, "-m", "torch.distributed.run", *command], env=environment, cwd=ROOT
-    )
-
-
-def ranks_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """The ranks that an agent has started."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(child) for child in children if b"\0RANK=" in Path(f"/proc/{child}/environ").read_bytes()]
-
-
 def train(folder: Path, kills: int, chance: random.Random) -> int:
     """Train on both machines, killing a rank of either now and then; returns how many kills there were."""
     agents = []
@@ -83,12 +59,11 @@ def train(folder: Path, kills: int, chance: random.Random) -> int:
         words += ["--rdzv-endpoint", f"{ADDRESSES['supancl-a']}:29477", "--local-addr", address]
         words += ["--rdzv-conf", f"is_host={int(machine == 'supancl-a')}"]  # the host's name is not that of the address
         agents.append(agent(words, folder, kills, machine))
-    done, until, log = 0, time.monotonic() + LONGEST, folder / "metrics.jsonl"
+    done, until = 0, time.monotonic() + LONGEST
     try:
         while any(each.poll() is None for each in agents):
             assert time.monotonic() < until, f"not ended after {LONGEST} s"
-            steps = len(log.read_text().splitlines()) if log.exists() else 0
-            if done < kills and steps > 8 * (done + 1) and (found := ranks_of(chance.choice(agents))):
+            if done < kills and steps_of(folder) > 8 * (done + 1) and (found := ranks_of(chance.choice(agents))):
                 os.kill(found[0], signal.SIGKILL)
                 done += 1
             time.sleep(0.05)
@@ -105,7 +80,7 @@ def main(kills: int = KILLS) -> None:
         sys.exit("two_machines needs root and iproute2 (ip)")
     with TemporaryDirectory() as place, machines():
         alone = Path(place, "alone")
-        assert agent(["--standalone", "--nproc-per-node", "2"], alone, 0).wait(LONGEST) == 0
+        assert agent(TWO_RANKS, alone, 0).wait(LONGEST) == 0
         for count in (0, kills):
             folder, begun = Path(place, f"killed-{count}"), time.monotonic()
             done = train(folder, count, random.Random(0))
