@@ -1,4 +1,4 @@
-"""The page of `supancl map`: filter, search, hover, lasso, neighbours, several encoders, 50,000 images."""
+"""The page of `supancl map`: filter, search, hover, lasso, neighbours, several encoders and labels."""
 
 from __future__ import annotations
 
@@ -147,15 +147,3 @@ def test_several_labels_of_an_image_are_saved(tmp_path, browser: Browser):
     browser.find("#save").click()
     with open(browser.wait_for_download("selection.csv"), encoding="utf-8", newline="") as file:
         assert [row["label"] for row in csv.DictReader(file)] == cells
-
-
-def test_fifty_thousand_images_of_three_encoders(tmp_path, browser: Browser):
-    count = 50_000
-    images = made_images(count, tuple(f"class {i}" for i in range(100)))
-    maps = [made_map(f"alpha = {alpha}", count, seed, exact=False)[0] for seed, alpha in enumerate((0, 0.5, 1))]
-    path = tmp_path / "map.html"
-    path.write_text(map_page(images, maps), encoding="utf-8")
-    assert path.stat().st_size < 25e6
-    browser.open(path)
-    browser.find("#search").send_keys("class 42")
-    assert browser.run(SHOWN) == np.flatnonzero(images.labels.numpy() == 42).tolist()

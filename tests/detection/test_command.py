@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from supancl.cli import main
+from supancl.detection.model import load_detector
 
 from .drawn import narrow_resnet18, write_coco, write_place
 
@@ -86,7 +87,5 @@ def test_coco_files_train_a_pyramid_from_nothing(place, tmp_path):
     words = ["detect", "train", "random:resnet18", "--data", str(files[0]), "--test", str(files[1]), "--arch", "fpn"]
     sets = [*TINY, "--set", "anchor_sizes=[16,24,40,64,96]"]
     assert main([*words, "--iters", "1", "--batch-size", "2", *sets, "--out", str(tmp_path / "run"), "--quiet"]) == 0
-    assert (tmp_path / "run" / "detector.safetensors").exists()
-    kept = json.loads((tmp_path / "run" / "detect.json").read_text())
-    assert kept["classes"] == ["disc", "square"]
-    assert kept["encoder_spec"]["name"] == "resnet18"
+    saved = load_detector(tmp_path / "run")
+    assert (saved.classes, saved.encoder.name) == (("disc", "square"), "resnet18")

@@ -25,7 +25,15 @@ SETUP = re.compile(r"(\$\s+)?(pip install|python3? -m (venv|pip)|git clone|cd su
 SHORTENED = {
     "supancl pretrain --data photos --out runs/photos": "supancl pretrain --data photos --out runs/photos --epochs 1"
 }
-SESSION = Path(__file__).parent / "session.py"
+# runs the Python blocks that standard input brings, one JSON string a line, and writes a zero byte after each
+SESSION = """
+import json, sys
+sys.path.insert(0, "")
+names = {"__name__": "__main__"}
+for line in sys.stdin:
+    exec(compile(json.loads(line), "block", "exec"), names)
+    print(end="\\0", flush=True)
+"""
 
 
 class Block(NamedTuple):
@@ -77,7 +85,7 @@ class Runner:
     def run_python(self, block: Block) -> str:
         if self.python is None:
             pipe = subprocess.PIPE
-            self.python = subprocess.Popen([self.program, str(SESSION)], cwd=self.folder, env=self.environment,
+            self.python = subprocess.Popen([self.program, "-c", SESSION], cwd=self.folder, env=self.environment,
                                            stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)  # fmt: skip
         assert self.python.stdin is not None
         assert self.python.stdout is not None

@@ -14,7 +14,6 @@ import pytest
 from supancl import loggers, pretrain
 from supancl.loggers import MlflowLogger, WandbLogger
 from supancl.runs.folder import RunFolder
-from tests.extras.wandb_file import read_history, read_run
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 VARIABLES = ("WANDB_", "MLFLOW_")
@@ -44,6 +43,42 @@ def rows_by_step(folder: Path) -> dict[int, dict[str, float]]:
         names = {f"{row['kind']}/{name.replace('/', '_over_')}": value for name, value in numbers.items()}
         expected.setdefault(row["step"], {}).update(names)
     return expected
+
+
+BLOCK, HEADER = 32768, 7
+
+
+def read_records(file: Path) -> list[Any]:
+    """A .wandb file: a header, then blocks of 32 KiB with records in the framing of LevelDB's log."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, parts, records = file.read_bytes(), HEADER, b"", []
+    while position + HEADER <= len(data):
+        if BLOCK - position % BLOCK < HEADER:  # padding at the end of a block
+            position += BLOCK - position % BLOCK
+            continue
+        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        parts += data[position + HEADER : position + HEADER + length]
+        position += HEADER + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            records.append(Record.FromString(parts))
+            parts = b""
+    return records
+
+
+def read_history(file: Path) -> list[dict[str, Any]]:
+    """The logged rows, each with its `_step`."""
+    rows = []
+    for record in read_records(file):
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            rows.append({"_step": record.history.step.num, **items})
+    return rows
+
+
+def read_run(file: Path) -> Any:
+    """The record of the run: id, name, project, tags, config."""
+    return next(record.run for record in read_records(file) if record.WhichOneof("record_type") == "run")
 
 
 def wandb_files(folder: Path) -> list[Path]:

@@ -127,29 +127,20 @@ def embed(*options: str) -> Callable[[Path], Outcome]:
     return read
 
 
-def evaluate(root: Path) -> Outcome:
-    said = say("evaluate", "variance", root / "run", "--json", root / "result.json")
-    if said.code:
-        return said, None
-    text = re.sub(r'"remarks": \[[^]]*\]', "", TIMES.sub("", (root / "result.json").read_text()))
-    (root / "result.json").unlink()
-    return said, text
-
-
 def make_table(root: Path) -> Outcome:
     said = say("paper", "table", "8", root / "run")
     return said, said.out
 
 
 READERS: dict[str, tuple[Callable[[Path], Outcome], ...]] = {
-    "run/recipe.json": (resume, evaluate, make_table),
+    "run/recipe.json": (resume, make_table),
     "run/metrics.jsonl": (resume,),
     "run/checkpoints/*.pt": (resume,),
     "run/encoder.safetensors": (embed(), resume),
     "run/projector.safetensors": (embed("--layer", "projector"), resume),
     "run/content.npz": (resume,),
     "run/finished.json": (resume,),
-    "run/evaluate/*.json": (make_table, evaluate),
+    "run/evaluate/*.json": (make_table,),
     "run/tensorboard/*": (resume,),
     "run/.lock": (resume,),
     "cache/images-*/*.bin": (embed("--no-cache"), resume),

@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.distributed.worker import ROOT
 from tests.files import assert_mentions, class_folders
 
@@ -46,11 +44,10 @@ WORDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("after", [5, 3 * IMAGES], ids=["at start", "in training"])
-def test_a_blocked_read_does_not_hold_up_ctrl_c(after: int, tmp_path: Path) -> None:
+def test_a_blocked_read_does_not_hold_up_ctrl_c(tmp_path: Path) -> None:
     folder = class_folders(tmp_path / "images", each=IMAGES // 2)
     script = tmp_path / "slow.py"
-    script.write_text(SCRIPT.format(after=after))
+    script.write_text(SCRIPT.format(after=3 * IMAGES))
     command = [sys.executable, str(script), "pretrain", "cifar100.supsiam", "--data", str(folder), *WORDS]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     pipe, run = subprocess.PIPE, tmp_path / "run"
@@ -70,10 +67,8 @@ def test_a_blocked_read_does_not_hold_up_ctrl_c(after: int, tmp_path: Path) -> N
         finally:
             process.kill()
         seconds = time.monotonic() - at
-    print(f"ended {seconds:.2f} s after Ctrl-C")
     assert process.returncode == 130, (said, out, errors)
     assert seconds < 10  # 2 on a machine that does nothing else
-    if after > IMAGES:
-        assert_mentions(out, "SIGINT", "second")
-        assert_mentions(errors, "SIGINT", "saved", "--resume")
-        assert list((run / "checkpoints").iterdir())
+    assert_mentions(out, "SIGINT", "second")
+    assert_mentions(errors, "SIGINT", "saved", "--resume")
+    assert list((run / "checkpoints").iterdir())

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from supancl import BadInput, load_encoder, recipe
+from supancl import BadInput, load_encoder
 from supancl.config import parse_value
 from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
@@ -105,12 +105,6 @@ def read_recipe(chance: random.Random) -> None:
     folder.record_settings(changed, ["train.on_collapse"])
 
 
-def set_field(chance: random.Random) -> None:
-    base = recipe("digits.supsiam")
-    text = json.dumps(chance.choice(ODD))
-    base.with_set({chance.choice(list(base.fields())): parse_value(text)})
-
-
 def read_log(chance: random.Random) -> None:
     folder = RunFolder(new_folder("logs"))
     rows = [json.loads(line) for line in (valid_run() / "metrics.jsonl").read_text().splitlines()]
@@ -172,7 +166,7 @@ def read_data(name: str) -> Reader:
 
 
 KINDS: dict[str, Reader] = {
-    "recipe.json": read_recipe, "--set": set_field, "metrics.jsonl": read_log, "weights": read_weights,
+    "recipe.json": read_recipe, "metrics.jsonl": read_log, "weights": read_weights,
     "checkpoints": read_checkpoint, **{name: read_data(name) for name in ("table.csv", "data.npz", "shard.tar")},
 }  # fmt: skip
 

@@ -154,8 +154,6 @@ def train_detector(
             "data": data,
             "encoder": encoder,
             "weights": "" if encoder.startswith("random:") else encoder_key(start),
-            "encoder_spec": start.spec,
-            "classes": train.classes,
             "training_images": train.fingerprint(),
             "test_images": test.fingerprint(),
         }
