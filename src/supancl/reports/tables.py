@@ -104,8 +104,9 @@ def _rendered(table: Table, marks: Mapping[Mark, str], escape: Callable[[str], s
     """The header and the rows, each cell as text in the pattern of its mark; control characters are escapes."""
 
     def write(cell: str | Cell) -> str:
-        text, mark = cell if isinstance(cell, Cell) else (cell, "")
-        return marks.get(mark, "{}").format(escape(make_visible(text))) if text else ""
+        cell = cell if isinstance(cell, Cell) else Cell(cell)
+        text = cell.text
+        return marks.get(cell.mark, "{}").format(escape(make_visible(text))) if text else ""
 
     return [
         escape(make_visible(row)) if isinstance(row, str) else list(map(write, row))
@@ -129,7 +130,7 @@ def to_text(table: Table, width: int = sys.maxsize) -> str:
     shown = list(range(len(widths)))
     for title in table.optional:
         if sum(widths[i] for i in shown) + len(GAP) * (len(shown) - 1) > width:
-            shown.remove(titles.index(title))  # type: ignore[arg-type]
+            shown.remove(titles.index(title))
 
     def line_of(row: list[str] | str) -> str:
         if isinstance(row, str):
@@ -154,10 +155,11 @@ def wrap_line(text: str, width: int) -> str:
       one two
         three
     """
-    start, keeps = " " * (len(text) - len(text.lstrip())), {"break_long_words": False, "break_on_hyphens": False}
+    start = " " * (len(text) - len(text.lstrip()))
     if cell_len(text) <= width:
         return text
-    return textwrap.fill(text.strip(), width, initial_indent=start, subsequent_indent=f"{start}  ", **keeps)
+    return textwrap.fill(text.strip(), width, initial_indent=start, subsequent_indent=f"{start}  ",
+                         break_long_words=False, break_on_hyphens=False)  # fmt: skip
 
 
 def to_markdown(table: Table) -> str:
