@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Unpack
 
+from supancl.config import Count, Natural, checked
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, CheckFailed, did_you_mean
 from supancl.files import Output, make_folder, write_json, write_text
@@ -18,7 +19,7 @@ from supancl.reports.page import picture_output
 from supancl.reports.tables import plain_table
 from supancl.runs.folder import next_folder
 from supancl.sweeps import Sweep, SweepSettings, check_overrides, select_rows
-from supancl.use import EncoderArgument, EncoderOptions, check_above, check_named_source, open_encoders
+from supancl.use import EncoderArgument, EncoderOptions, check_named_source, open_encoders
 from supancl.use.look import listed_classes, split_title
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def toy(
     $ supancl paper toy --quick
     $ supancl paper toy --out toy
     """
-    check_above(seeds, 0, "seeds")
+    checked(seeds, Count, "seeds")
     folder = Path(out) if out else next_folder("toy")
     Output(folder, replaces=lambda path: not (path / "toy.json").exists()).check()
     make_folder(folder)
@@ -98,7 +99,8 @@ def theory(*, seed: int = 0, samples: int = 8000) -> dict[str, Any]:
     from supancl.paper.theory_checks import Settings
     from supancl.paper.theory_theorems import LARGEST_SEED, MIN_SAMPLES, run_and_time, theory_table
 
-    check_above(samples, MIN_SAMPLES - 1, "samples")
+    if samples < MIN_SAMPLES:
+        raise BadInput(f"samples = {samples}: must be at least {MIN_SAMPLES}")
     if not 0 <= seed <= LARGEST_SEED:
         raise BadInput(f"seed = {seed}: must be from 0 to {LARGEST_SEED}")
     checks, result = run_and_time(Settings(seed, samples))
@@ -328,8 +330,8 @@ def figure(
     picture = Path(out)
     picture_output(picture).check()
     make_folder(picture.parent)
-    check_above(per_class, 0, "per_class")
-    check_above(seed, -1, "seed")
+    checked(per_class, Count, "per_class")
+    checked(seed, Natural, "seed")
     if data is not None:
         check_named_source(data)
     titles, named = zip(*(split_title(run) for run in runs), strict=True)

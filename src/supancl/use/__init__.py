@@ -122,9 +122,3 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]])
         writer.writerow(columns)
         for row in rows:
             writer.writerow([make_writable(text) for text in row])
-
-
-def check_above(value: float, limit: float, name: str) -> None:
-    """Refuse a value that is not above the limit, and nan."""
-    if not value > limit:
-        raise BadInput(f"{name} = {value:g}: must be above {limit:g}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
+from supancl.config import Count, Natural, checked
 from supancl.data.sources.table import copy_without_labels
 from supancl.data.views.render import View
 from supancl.distributed import require_single_process
@@ -28,7 +29,7 @@ from supancl.files import (
 from supancl.reporter import say, track
 from supancl.reports.page import page_output, picture_output
 from supancl.runs.folder import find_runs
-from supancl.use import EncoderArgument, EncoderOptions, check_above, open_encoders, run_source, write_csv
+from supancl.use import EncoderArgument, EncoderOptions, open_encoders, run_source, write_csv
 
 if TYPE_CHECKING:
     from supancl.evaluation.audit import Audit
@@ -85,8 +86,8 @@ def map(
     started, (titles, named) = time.perf_counter(), zip(*(split_title(encoder) for encoder in encoders), strict=True)
     source, page = run_source(named[0], data, static or out, "map.html")
     (page_output(page) if static is None else picture_output(page, "static")).check()
-    check_above(limit, 1, "limit")
-    check_above(seed, -1, "seed")
+    checked(limit, Count, "limit")
+    checked(seed, Natural, "seed")
     opened = open_encoders(list(named), options, saves_results=False)
     from supancl.reports.map import MapRequest, build_maps, map_page, name_encoders
     from supancl.reports.page import write_page
@@ -250,9 +251,9 @@ def audit(
     Output(folder, replaces=is_audit).check()
     if not 0 <= lead <= 1:
         raise BadInput(f"lead = {lead:g}: must be from 0 (every suspect) to 1 (none)")
-    check_above(seed, -1, "seed")
+    checked(seed, Natural, "seed")
     if k is not None:
-        check_above(k, 0, "k")
+        checked(k, Count, "k")
     given, copy = None if data is None else source, None
     if corrected is not None:
         copy = Output(Path(corrected), (".csv",), "corrected").check()

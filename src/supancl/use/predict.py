@@ -8,13 +8,13 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from supancl.config import Count, checked
 from supancl.data.views.render import View
 from supancl.files import Output, escape_formula, path_in_table
 from supancl.reporter import say, warn
 from supancl.use import (
     EncoderArgument,
     EncoderOptions,
-    check_above,
     check_named_source,
     open_encoders,
     run_source,
@@ -75,7 +75,7 @@ def predict(
     if references is not None:
         check_named_source(references)
     if k is not None:
-        check_above(k, 0, "k")
+        checked(k, Count, "k")
     (evaluated,) = open_encoders(encoder, options, saves_results=False)
     from supancl.reports.verdict import quality_of_result
     from supancl.use.predicting import PredictSettings, predict_labels
