@@ -48,6 +48,10 @@ def naive(values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     }
 
 
+def test_the_rank_of_constant_features_is_zero() -> None:
+    assert effective_rank(torch.ones(5, 3)) == 0.0
+
+
 @pytest.mark.parametrize("case", HARD_CASES)
 def test_the_measures_are_those_of_whole_covariances(case: str) -> None:
     values, labels, tolerance = HARD_CASES[case]

@@ -10,14 +10,14 @@ from supancl.probes import Features, few_shot, sample_episodes
 from tests.probes.blobs import blobs
 
 
-def by_scikit_learn(features: Features, episodes) -> tuple[list[float], list[np.ndarray]]:
+def by_scikit_learn(features: Features, episodes, strength: float = 1.0) -> tuple[list[float], list[np.ndarray]]:
     accuracies, answers = [], []
     for support, query in zip(episodes.support, episodes.query, strict=True):
         ways = len(support)
         fit = np.repeat(np.arange(ways), support.shape[1])
         asked = query.flatten().numpy()
         truth = np.repeat(np.arange(ways), query.shape[1])[asked >= 0]
-        model = OneVsRestClassifier(LogisticRegression(solver="liblinear", tol=1e-8))
+        model = OneVsRestClassifier(LogisticRegression(C=strength, solver="liblinear", tol=1e-8))
         model.fit(features.values[support.flatten()].double().numpy(), fit)
         answers.append(model.predict(features.values[asked[asked >= 0]].double().numpy()))
         accuracies.append(100 * float((answers[-1] == truth).mean()))
@@ -25,12 +25,12 @@ def by_scikit_learn(features: Features, episodes) -> tuple[list[float], list[np.
 
 
 @pytest.mark.parametrize(("ways", "shots"), [(5, 1), (5, 5), (2, 3), (7, 2)])
-@pytest.mark.parametrize("scale", [0.3, 20.0])
-def test_accuracies_are_those_of_liblinear(ways: int, shots: int, scale: float) -> None:
+@pytest.mark.parametrize(("scale", "strength"), [(0.3, 1.0), (20.0, 0.001)])
+def test_accuracies_are_those_of_liblinear(ways: int, shots: int, scale: float, strength: float) -> None:
     features = blobs(300, classes=8, width=20, noise=1.5)
     features = Features(scale * features.values, features.labels)
-    found = few_shot(features, ways, shots, queries=6, episodes=12, chunk=5)
-    expected, _ = by_scikit_learn(features, sample_episodes(features.labels, ways, shots, 6, 12))
+    found = few_shot(features, ways, shots, queries=6, episodes=12, chunk=5, strength=strength)
+    expected, _ = by_scikit_learn(features, sample_episodes(features.labels, ways, shots, 6, 12), strength)
     assert list(found.accuracies) == pytest.approx(expected, abs=1e-9)
     assert found.mean == pytest.approx(np.mean(expected))
     assert found.interval == pytest.approx(1.96 * np.std(expected) / np.sqrt(12))
@@ -62,7 +62,7 @@ def test_episodes_are_a_function_of_labels_and_seed() -> None:
 
 
 def test_small_classes_are_dropped_or_give_fewer_queries() -> None:
-    sizes = {0: 30, 1: 30, 2: 30, 7: 5, 8: 9}  # 7 has no query after 5 shots, 8 has 4
+    sizes = {8: 9, 0: 30, 1: 30, 2: 30, 7: 5}  # 7 has no query after 5 shots, 8 has 4
     labels = torch.cat([torch.full((count,), name) for name, count in sizes.items()] + [torch.full((3,), -1)])
     drawn = sample_episodes(labels, 4, 5, 16, 50)
     assert drawn.dropped == (7,)
@@ -74,6 +74,7 @@ def test_small_classes_are_dropped_or_give_fewer_queries() -> None:
     assert list(found.accuracies) == pytest.approx(expected)
     assert found.dropped == (7,)
     assert found.queries_used == (4, 16)
+    assert found.drawn != few_shot(features, 4, 5, 16, 10, fill_queries=True).drawn
     assert few_shot(features, 4, 4, 1, 10).queries_used == (1, 1)
 
 
@@ -90,6 +91,10 @@ def test_queries_are_filled_with_replacement_and_every_image_has_its_turn() -> N
     assert not bool((filled.query[..., None] == filled.support[:, :, None]).any())
     classes = labels[filled.support[..., 0]]
     for name in (0, 1, 2, 8):
+        rest = sizes[name] - 5
+        distinct = 16 if rest >= 16 else rest * (1 - (1 - 1 / rest) ** 16)  # of 16 drawn with replacement
+        ours = [row.unique().numel() for row in filled.query[classes == name]]
+        assert np.mean(ours) == pytest.approx(distinct, abs=0.15), name
         asked = torch.bincount(filled.query[classes == name].flatten(), minlength=len(labels))[labels == name]
         assert asked.min() > 0.8 * asked.max(), name  # every image has its turn
     shorter = sample_episodes(labels, 3, 5, 16, 310, fill_queries=True)

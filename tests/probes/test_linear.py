@@ -1,5 +1,6 @@
 """The two probes against scikit-learn and against SGD written out."""
 
+import inspect
 import json
 import math
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from supancl.probes import Features, linear_probe, sgd_probe
+from supancl.probes import Features, linear_accuracy, linear_probe, sgd_probe
 from supancl.probes.features import hold_out, stratified_folds
 from tests.probes.blobs import blobs
 
@@ -131,3 +134,14 @@ def test_the_sgd_probe_is_sgd_written_out() -> None:
     assert list(found.losses) == pytest.approx(losses, rel=1e-4)
     expected = 100 * float(((test.values @ weight.T + bias).argmax(1) == test.labels).double().mean())
     assert found.accuracy == pytest.approx(expected)
+    assert inspect.signature(sgd_probe).parameters["milestones"].default == (60, 80)
+
+
+def test_linear_accuracy_is_scikit_learns() -> None:
+    train, test = blobs(80, noise=2.0), blobs(90, noise=2.0, seed=1)
+    train.labels[::5] = -1
+    kept, model = train.labelled(), make_pipeline(StandardScaler(), LogisticRegression(C=0.001, max_iter=2000))
+    model.fit(kept.values.numpy(), kept.labels.numpy())
+    expected = 100 * model.score(test.values.numpy(), test.labels.numpy())
+    assert linear_accuracy(train, test, 0.001) == pytest.approx(expected)
+    assert linear_accuracy(train, test, 1000.0) != expected
