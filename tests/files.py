@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +34,16 @@ def png(seed: int, size: tuple[int, int] = (8, 6)) -> bytes:
     content = io.BytesIO()
     Image.fromarray(noise(*size, 3, seed=seed)).save(content, "png")
     return content.getvalue()
+
+
+def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            tar.addfile(about, io.BytesIO(content))
+    return path
 
 
 def class_folders(root: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 6, seed: int = 0) -> Path:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import shlex
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +40,7 @@ from tests.files import (
     picture,
     supancl,
     table,
+    write_tar,
 )
 
 Make = Callable[[Path], object]
@@ -133,11 +132,7 @@ def tar(*members: tuple[str, bytes | None]) -> Make:
 
     def make(tmp: Path) -> None:
         image = (tmp / "data" / "cat" / "0.png").read_bytes()
-        with tarfile.open(tmp / "x.tar", "w") as made:
-            for name, content in members:
-                about = tarfile.TarInfo(name)
-                about.size = len(content or image)
-                made.addfile(about, io.BytesIO(content or image))
+        write_tar(tmp / "x.tar", [(name, content or image) for name, content in members])
 
     return make
 

@@ -32,7 +32,7 @@ from supancl.files import check_regular, open_regular, read_text
 from supancl.runs.checkpoint import load_tensors
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import open_encoder
-from tests.files import TINY, assert_refused, class_folders, contents, mentions, noise, picture, supancl
+from tests.files import TINY, assert_refused, class_folders, contents, mentions, noise, picture, png, supancl, write_tar
 
 
 @pytest.fixture
@@ -181,12 +181,6 @@ def test_only_regular_files_are_opened(kind, place, alarm):
 # --- image formats ----------------------------------------------------------------------------------------------------
 
 
-def png(size: tuple[int, int] = (8, 8), seed: int = 0) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(noise(*size, seed=seed)).save(file, "PNG")
-    return file.getvalue()
-
-
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
 
 
@@ -208,7 +202,7 @@ def test_an_eps_by_another_name_starts_no_program(place, monkeypatch, capsys):
     (place / "data" / "cat" / "x.jpg").write_bytes(EPS)
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out")
     assert_refused(said, "data/cat/x.jpg", "no known image format", "skip_bad_images")
-    shard(place / "x.tar", {"a.jpg": EPS, "a.cls": b"0", "b.png": png(), "b.cls": b"1"})
+    write_tar(place / "x.tar", [("a.jpg", EPS), ("a.cls", b"0"), ("b.png", png(0)), ("b.cls", b"1")])
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "x.tar", "--out", "out")
     assert_refused(said, "x.tar::a.jpg", "no known image format", "skip_bad_images")
     assert not (place / "started").exists()
@@ -261,15 +255,6 @@ def test_pictures_are_converted_in_bands_as_they_are_at_once(kind, channels, pla
 
 
 # --- tar shards -------------------------------------------------------------------------------------------------------
-
-
-def shard(path: Path, files: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
 
 
 def sparse_tar(path: Path) -> None:

@@ -51,6 +51,7 @@ def filled(kind, size, pushes=3, batch=5, unlabelled=False, seed=50):
 def test_align_is_eqs_1_to_3_anchor_by_anchor(form, alpha, kind):
     loss = Align(alpha=alpha, form=form)
     anchors, targets, labels = units(2, 7, WIDTH, seed=1), units(2, 7, WIDTH, seed=2), some_labels(7, CLASSES, seed=3)
+    labels[2] = -1
     pool, reference = (None, None) if kind is None else filled(kind, 6)
     total, ssl, sup = align_by_definition(loss, anchors, targets, labels, None if kind is None else reference.held())
     terms = loss(anchors, targets, labels, pool)

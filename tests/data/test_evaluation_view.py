@@ -15,7 +15,7 @@ from PIL import Image
 from supancl.data.decode import decode
 from supancl.data.store.memory import Batch
 from supancl.data.views.augment import normalized
-from supancl.data.views.render import evaluation_view, margin_boxes
+from supancl.data.views.render import evaluation_short_side, evaluation_view, margin_boxes
 from tests.data.test_augment import MEAN, STD
 from tests.files import noise
 
@@ -97,3 +97,9 @@ def test_the_whole_view_crops_as_torchvision_too(size):
         pixels = torch.from_numpy(noise(1, 3, long, size, seed=long))
         expected = normalized(TF.center_crop(pixels, [size, size]) / 255, MEAN, STD)
         assert torch.equal(evaluation_view(Batch(pixels), size, MEAN, STD, "whole"), expected)
+
+
+def test_vectors_stay_and_files_are_decoded_no_larger_than_a_view_needs():
+    vectors = torch.rand(3, 5)
+    assert torch.equal(evaluation_view(Batch(vectors), 5, (0.0,), (1.0,)), vectors)
+    assert (evaluation_short_side(224), evaluation_short_side(224, "whole")) == (256, 224)

@@ -23,6 +23,11 @@ def test_a_seed_made_of_several_numbers_is_the_same_in_every_version():
     assert (derive_seed(0, 0), derive_seed(1, 0), derive_seed(2, 3)) == (1, 1_000_004, 2_000_010)
     assert derive_seed(2, 3, 4) == 2_000_010 * 1_000_003 + 5
     assert derive_seed(2**62, 0) == (2**62 * 1_000_003 + 1) % 2**63
+    assert epoch_order(6, 3, 2).tolist() == [5, 2, 1, 3, 0, 4]
+    labels = torch.tensor([0] * 5 + [1] * 2 + [2] * 3 + [-1] * 2)
+    assert balanced_order(labels, 3, 2).tolist() == [9, 3, 5, 6, 11, 4, 6, 8, 10, 9, 7, 2]
+    labels = torch.tensor([0] * 7 + [1] + [2] * 3 + [-1] * 2)
+    assert balanced_order(labels, 3, 2).tolist() == [6, 2, 8, 7, 7, 8, 3, 11, 12, 0, 9, 10, 7]
 
 
 @settings(max_examples=80, deadline=None)
@@ -50,6 +55,7 @@ def test_positions_of_a_step_are_those_of_its_epoch(balanced):
         whole = balanced_order(LABELS, 3, epoch) if balanced else epoch_order(len(LABELS), 3, epoch)
         assert torch.equal(ours.positions(step), whole[at * 16 : at * 16 + 16])
     assert torch.equal(Order(LABELS, 3, 16, balanced).positions(11), ours.positions(11)), "resumed in the middle"
+    assert len(ours.cached_orders) == 2  # of this epoch, and of the next, which a feed prepares
 
 
 @pytest.mark.parametrize("balanced", [False, True])

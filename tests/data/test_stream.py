@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from supancl import pretrain
 from supancl.data.opening import open_data
@@ -22,7 +19,7 @@ from supancl.data.sources.tars import index_path
 from supancl.data.spec import DataSpec
 from supancl.data.store.cache import StreamImages
 from supancl.errors import BadInput
-from tests.files import assert_mentions, mentions, noise, png
+from tests.files import assert_mentions, mentions, noise, png, write_tar
 from tests.helpers import property_test
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import assert_same_bits, final_state, tiny_recipe
@@ -32,15 +29,11 @@ SIDE = 8
 
 def shard(path: Path, seeds: range, classes: int = 3, bad: tuple[int, ...] = (), sizes: bool = False) -> Path:
     """Images whose pixels tell their seed; class seed % classes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for seed in seeds:
-            image = b"broken" if seed in bad else png(seed, (SIDE + seed % 3, SIDE) if sizes else (SIDE, SIDE))
-            for part, content in (("png", image), ("cls", str(seed % classes).encode())):
-                about = tarfile.TarInfo(f"{seed:05d}.{part}")
-                about.size = len(content)
-                tar.addfile(about, io.BytesIO(content))
-    return path
+    members = []
+    for seed in seeds:
+        image = b"broken" if seed in bad else png(seed, (SIDE + seed % 3, SIDE) if sizes else (SIDE, SIDE))
+        members += [(f"{seed:05d}.png", image), (f"{seed:05d}.cls", str(seed % classes).encode())]
+    return write_tar(path, members)
 
 
 def shards(
@@ -176,13 +169,7 @@ def test_a_stream_is_what_the_same_shards_are_when_they_are_read_at_once(tmp_pat
 
 def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp_path):
     wide = noise(10, 70, 3, seed=5)
-    content = io.BytesIO()
-    Image.fromarray(wide).save(content, "png")
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name, data in (("a.png", content.getvalue()), ("b.png", png(1, (6, 6)))):
-            about = tarfile.TarInfo(name)
-            about.size = len(data)
-            tar.addfile(about, io.BytesIO(data))
+    write_tar(tmp_path / "a.tar", [("a.png", png(5, (10, 70))), ("b.png", png(1, (6, 6)))])
     train = open_data(spec(tmp_path, short_side=10), 3).train
     batch = train.batch(torch.tensor([0, 1]))
     assert batch.sizes.tolist() == [[10, 20], [6, 6]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import tarfile
 import warnings
@@ -18,7 +17,7 @@ from supancl.data.opening import open_source
 from supancl.data.sources.tars import iter_samples
 from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
-from tests.files import mentions, png
+from tests.files import mentions, png, write_tar
 
 
 def shard(path: Path, rows: list[dict]) -> Path:
@@ -27,17 +26,6 @@ def shard(path: Path, rows: list[dict]) -> Path:
     with webdataset.TarWriter(str(path)) as writer:
         for i, row in enumerate(rows):
             writer.write({"__key__": f"{i:04d}", **row})
-    return path
-
-
-def plain(path: Path, members: list[tuple[str, bytes]]) -> Path:
-    """Written member by member, for what webdataset would not write."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, content in members:
-            about = tarfile.TarInfo(name)
-            about.size = len(content)
-            tar.addfile(about, io.BytesIO(content))
     return path
 
 
@@ -111,7 +99,7 @@ def test_labels_of_every_form(tmp_path, parts, label):
 
 
 def test_a_sample_in_pieces_is_refused_not_left_without_its_label(tmp_path):
-    path = plain(tmp_path / "a.tar", [("a.png", png(0)), ("b.png", png(1)), ("a.cls", b"1"), ("b.cls", b"2")])
+    path = write_tar(tmp_path / "a.tar", [("a.png", png(0)), ("b.png", png(1)), ("a.cls", b"1"), ("b.cls", b"2")])
     refused(path, mentions("a.tar", "sample 'a'", "twice"))
 
 

@@ -12,6 +12,7 @@ from supancl.data.store.memory import Batch, pad_images
 from supancl.data.views.augment import Draws, kernel_size, render_in_chunks
 from supancl.data.views.render import evaluation_view, render
 from supancl.data.views.specs import Crops, LocalCrops, Masks
+from supancl.distributed import RowRange
 from tests.data.test_augment import MEAN, STD, bytes_of, cropped, jittered_by_torchvision
 from tests.helpers import draw, seeded
 
@@ -37,10 +38,12 @@ def test_padding_does_not_leak_into_any_view(make):
 
 
 BYOL = Crops(size=14, blur=(1.0, 0.1), solarize=(0.0, 0.7), grey=0.3)
+ONLY_HUE = Crops(size=14, brightness=0.0, contrast=0.0, saturation=0.0)
+KINDS = {"simclr": Crops(size=14, blur=0.6, grey=0.3), "byol": BYOL, "hue": ONLY_HUE, "no hue": Crops(size=14, hue=0.0)}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("crops", [Crops(size=14, blur=0.6, grey=0.3), BYOL], ids=["simclr", "byol"])
+@pytest.mark.parametrize("crops", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("route", [render, render_in_chunks])
 def test_a_view_is_torchvisions_functions_with_the_drawn_parameters(crops, channels, route):
     n, views = 12, 3
@@ -66,6 +69,13 @@ def test_a_view_is_torchvisions_functions_with_the_drawn_parameters(crops, chann
         torch.testing.assert_close(ours, expected, rtol=0, atol=3e-5, equal_nan=True)
 
 
+def test_a_wide_blur_needs_no_more_pixels_than_its_sigma():
+    crops, pixels = Crops(size=160, blur=1.0, blur_sigma=(0.5, 1.0)), bytes_of(2, 170, 165)
+    draws = draw(crops, 4, torch.tensor([[170, 165]] * 4), seeded(5), 2)
+    views = render_in_chunks(crops, pixels, draws, MEAN, STD)
+    torch.testing.assert_close(views, render(crops, pixels, draws, MEAN, STD), rtol=0, atol=3e-5)
+
+
 def some_rows(draws: Draws, rows: torch.Tensor) -> Draws:
     return Draws._make(None if drawn is None else drawn[rows] for drawn in draws)
 
@@ -84,6 +94,14 @@ def test_a_row_has_the_same_bits_whichever_rows_are_rendered_with_it(size, chann
         own = pad_images([images[row % count] for row in chosen])
         alone = render_in_chunks(crops, own.pixels, some_rows(draws, torch.tensor(chosen)), mean, std)
         assert torch.equal(alone, together[chosen]), chosen
+
+
+@pytest.mark.parametrize("spec", [Crops(size=8, solarize=0.3), Masks()], ids=["crops", "masks"])
+def test_a_range_of_the_rows_of_a_batch_has_the_views_of_the_whole_one(spec):
+    images = bytes_of(6, 12, 10) if isinstance(spec, Crops) else torch.rand(6, 20, generator=seeded(1))
+    whole = spec(Batch(images), MEAN, STD, seeded(2))
+    part = spec(Batch(images[2:5]), MEAN, STD, seeded(2), row_range=RowRange(2, 3, 6))
+    assert torch.equal(part, whole[:, 2:5])
 
 
 def test_nothing_on_the_way_to_a_view_needs_a_value_on_the_host():

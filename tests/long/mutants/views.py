@@ -142,7 +142,6 @@ GROUPS = (
         "data/views/specs.py",
         (
             "tests/data/test_views.py", "tests/data/test_augment.py",
-            "tests/distributed/test_exact.py",
             "-k", f"{FAST} and not jitter_is and not blur and not hue_is and not any_box and not crop_is and not trillionth and not routes",
         ),
         SPECS,
