@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from supancl.config import AUTOMATIC, Count, Fraction, Natural, NotNegative, Positive, Within, marked, replaced
+from supancl.config import INCIDENTAL, Count, Fraction, Natural, NotNegative, Positive, Within, marked, replaced
 from supancl.errors import BadInput
 
 Stage = Literal["stem", "layer1", "layer2", "layer3", "layer4"]
@@ -54,14 +54,14 @@ class DetectSpec:
     test_batch: Count = 4
     test_limit: Natural = 0
     # the run
-    seed: Natural = 0
-    device: Literal["auto", "cpu", "cuda"] = marked("auto", AUTOMATIC)
-    precision: Literal["auto", "fp32", "bf16"] = marked("auto", AUTOMATIC)
-    workers: Natural = 4
-    memory_gb: NotNegative = 4.0
-    log_every: Count = 20
-    eval_every: Natural = 0
-    checkpoint_every: Count = 1_000
+    seed: Natural = marked(0, INCIDENTAL)
+    device: Literal["auto", "cpu", "cuda"] = marked("auto", INCIDENTAL)
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    workers: Natural = marked(4, INCIDENTAL)
+    memory_gb: NotNegative = marked(4.0, INCIDENTAL)
+    log_every: Count = marked(20, INCIDENTAL)
+    eval_every: Natural = marked(0, INCIDENTAL)
+    checkpoint_every: Count = marked(1_000, INCIDENTAL)
 
 
 MOCO_VOC = "MoCo detection/configs/pascal_voc_R_50_C4_24k.yaml"

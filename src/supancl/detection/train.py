@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.config import flattened, from_json, to_json
+from supancl.config import INCIDENTAL, fields_marked, from_json, to_json
 from supancl.data.order import derive_seed
 from supancl.detection import DetectSpec, detect_spec, learning_rate
 from supancl.detection.model import Detector, build_detector, move_to_device, open_start, save_detector
@@ -245,13 +245,6 @@ class DetectLoop(Loop):
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-# settings in which detectors may differ and still be averaged and ranked together, or that the row names
-FREE_FIELDS = {
-    *("seed", "device", "workers", "memory_gb", "log_every", "checkpoint_every", "eval_every"),
-    *("precision", "iters", "batch_size"),
-}
-
-
 def detector_rows(path: Path) -> list[Row]:
     """The scores of the detectors of `supancl detect train` in this very folder: of one, or of one per seed."""
     seeds = sorted(file.parent for file in path.glob("seed-*/detect.json"))
@@ -266,12 +259,13 @@ def _rows_of(folder: DetectFolder) -> list[Row]:
         values = {metric: scores[metric] for metric in ("AP", "AP50")}
     except (OSError, ValueError, KeyError):
         raise BadInput(f"{file}: no scores of a detector; test it with supancl detect eval {folder.path}") from None
-    usual, data = flattened(detect_spec(spec.arch)), Path(str(scores.get("data", ""))).name
-    changed = [f"{name} {v}" for name, v in flattened(spec).items() if name not in FREE_FIELDS and v != usual[name]]
-    images = f"{settings.get('training_images')}, {settings.get('test_images')}"
+    usual, ignored = detect_spec(spec.arch, {"iters": spec.iters}), fields_marked(spec, INCIDENTAL)
+    names = (name for name in to_json(spec) if name not in ignored and getattr(spec, name) != getattr(usual, name))
+    changed = "".join(f", {name} {getattr(spec, name)}" for name in names)
+    data = Path(str(scores.get("data", ""))).name
     detector = (
-        f"{spec.arch} detector, {spec.iters} iterations of {spec.batch_size} images, tested on "
-        f"{scores.get('images')} images of {data} (images {images}{'; ' * bool(changed)}{', '.join(changed)})"
+        f"{spec.arch} detector, {spec.iters} iterations{changed}, tested on {scores.get('images')} images of {data} "
+        f"(images {settings.get('training_images')}, {settings.get('test_images')})"
     )
     about: dict[str, Any] = {"seed": spec.seed, "digest": str(settings.get("weights") or ""), "name": str(folder.path)}
     return [

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import TypedDict, Unpack
 
 from supancl.config import from_json, replaced, to_json
-from supancl.errors import BadInput, Interrupted
+from supancl.errors import BadInput
 from supancl.files import Output, check_no_link, make_folder, write_sealed_json
 from supancl.recipes.shorthands import parse_set
 from supancl.reporter import current_reporter, report_progress, say, show
 from supancl.reports.tables import plain_table
 from supancl.runs.folder import next_folder
-from supancl.stats import seed_stats
 
 if TYPE_CHECKING:
     from supancl.detection import DetectSpec
@@ -100,7 +99,7 @@ def detect(
     set
         any field of the detector's settings
     seeds
-        N runs with seeds 0, 1, ..., mean and spread
+        N runs with seeds 0, 1, ..., and their mean
     resume
         continue the run in out
     out
@@ -123,6 +122,7 @@ def detect(
     if resume and out is None:
         raise BadInput("resume continues the run in out; name it")
     from supancl.detection.train import train_detector
+    from supancl.evaluation.results import average
     from supancl.reports.pictures import draw_detection_curves, draw_detection_sheet
 
     folder, given = Path(out) if out else next_folder("detect"), {**settings, **parse_set(set)}
@@ -130,27 +130,17 @@ def detect(
     if seeds > 1:
         first = given.get("seed", 0)
         places = [(folder / f"seed-{n}", {**given, "seed": n}) for n in range(first, first + seeds)]
-    jobs = [
-        (path, *resolve_settings(encoder, values, path, resume)) for path, values in places
-    ]  # all are checked first
+    # all are checked before the first one starts
+    jobs = [(path, *resolve_settings(encoder, values, path, resume)) for path, values in places]
     runs: dict[str, DetectRun] = {}
     for path, start, data, spec in jobs:
-        try:
-            run = train_detector(start, data, spec, path, resume=resume, reporter=current_reporter())
-        except Interrupted as stop:
-            if seeds == 1:
-                raise
-            line = f"{str(stop).partition(';')[0]}; repeat the command with --resume"
-            raise Interrupted(line, stop.signal_number) from None
+        run = train_detector(start, data, spec, path, resume=resume, reporter=current_reporter())
         draw_detection_sheet(run.test, run.detections, path / "detections.png")
         runs[f"seed {spec.seed}"] = run
     draw_detection_curves({name: run.metrics for name, run in runs.items()}, folder / "curves.png")
     rows = {name: run.scores for name, run in runs.items()}
     values = {name: [run[name] for run in rows.values() if run[name] is not None] for name in SCORES}
-    spread = {}
-    for name, found in values.items():
-        mean, deviation = seed_stats(found)
-        spread[name] = {"mean": mean, "std": deviation, "n": len(found)}
+    spread = {name: average(found)._asdict() for name, found in values.items()}
     result = {
         "out": str(folder),
         "encoder": jobs[0][1],
@@ -158,7 +148,8 @@ def detect(
         "spread": spread,
         "pictures": [str(folder / "curves.png"), *(str(path / "detections.png") for path, *_ in jobs)],
     }
-    means = {key: {name: spread[name][key] for name in SCORES} for key in ("mean", "std")} if seeds > 1 else {}
+    shown = {"mean": "mean", "half a 95% interval": "interval"} if seeds > 1 else {}
+    means = {title: {name: spread[name][key] for name in SCORES} for title, key in shown.items()}
     show_scores(f"{result['encoder']} -> {folder}", "run", {**rows, **means})
     say(f"pictures: {', '.join(result['pictures'])}")
     return result
@@ -202,11 +193,8 @@ def show_scores(title: str, column: str, rows: Mapping[str, Mapping[str, float |
     """Print a table of AP, AP50 and AP75."""
     from supancl.detection.test import percent
 
-    show(
-        plain_table(
-            title, [column, *SCORES], [[name, *(percent(row[key]) for key in SCORES)] for name, row in rows.items()]
-        )
-    )
+    texts = [[name, *(percent(row[key]) for key in SCORES)] for name, row in rows.items()]
+    show(plain_table(title, [column, *SCORES], texts))
 
 
 # --- test -------------------------------------------------------------------------------------------------------------
@@ -260,11 +248,9 @@ def score(
     detections = run_detector(move_to_device(saved, on), scenes, on, precision, report_progress)
     scores = coco_scores(scenes, detections)
     make_folder(folder)
-    name = "detect"  # the run's own scores stay
-    if not out and (data != own or limit):
-        path = Path(data.test or data.root)
-        name = f"detect-{path.stem if path.suffix == '.json' else f'{path.name}-{data.year}'}"
-    name += f"-{limit}" if limit else ""
+    path, name = Path(data.test or data.root), "detect"
+    if not out and (data != own or limit):  # the run's own scores stay
+        name = f"detect-{path.stem if path.is_file() else f'{path.name}-{data.year}'}" + f"-{limit}" * bool(limit)
     picture, file = folder / f"{name}.png", folder / f"{name}.json"
     draw_detection_sheet(scenes, detections, picture)
     result = {
