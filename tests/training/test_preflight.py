@@ -92,22 +92,19 @@ def test_a_run_may_go_on_compiled_or_captured_otherwise(tmp_path: Path) -> None:
             pretrain(data=data, out=folder.path, resume=True, **settings)
 
 
-def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Trainer:
+def packed_trainer(replay: bool) -> Trainer:
     random = torch.Generator().manual_seed(0)
-    images = [
-        torch.randint(0, 256, (1, *sizes[i % len(sizes)]), generator=random, dtype=torch.uint8) for i in range(48)
-    ]
+    images = [torch.randint(0, 256, (1, 8, 8), generator=random, dtype=torch.uint8) for _ in range(48)]
     split = full_split(PackedImages.from_images(images), torch.arange(48) % 3, [str(i) for i in range(48)])
     return Trainer(tiny_recipe(train__replay=replay), Data(split, split, ("a", "b", "c")), CPU)
 
 
 def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape() -> None:
-    one, another = packed_trainer((8, 8), replay=True), packed_trainer((8, 8), (9, 8))
+    one = packed_trainer(replay=True)
     usual = {"recipe": one.recipe, "device": CUDA, "ranks": SINGLE_PROCESS, "feed": one.feed}
     assert not one.captured.may_replay
     assert can_replay(**usual)
     for changed in (
-        {"feed": another.feed},
         {"ranks": Ranks(2)},
         {"device": CPU},
         {"recipe": one.recipe.with_set({"train.replay": False})},

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from supancl.config import parse_json, to_json
+from supancl.config import flattened, parse_json, to_json
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Data
 from supancl.errors import BadInput
@@ -146,16 +146,11 @@ class RunFolder:
 
     def record_settings(self, recipe: Recipe, names: list[str]) -> None:
         """Write settings that changed on resume into recipe.json; everything else is kept."""
-        content = parse_json(read_text(self.recipe_file))
-        before = json.dumps(content["recipe"])
-        for key in names:
-            section, name = key.split(".")
-            value = to_json(getattr(getattr(recipe, section), name))
-            if content["recipe"][section].get(name, ...) != value:
-                content["recipe"][section][name] = value
-                if key in recipe.sources:  # absent if the setting is newer than the file
-                    content["recipe"].setdefault("sources", {})[key] = recipe.sources[key]
-        if json.dumps(content["recipe"]) != before:
+        saved = self.read_recipe()[0]
+        before, now = flattened(saved), flattened(recipe)
+        if changed := {name: to_json(now[name]) for name in names if now[name] != before[name]}:
+            content = parse_json(read_text(self.recipe_file))
+            content["recipe"] = to_json(saved.with_set(changed, because="changed on resume"))
             write_sealed_json(self.recipe_file, content)
 
     def read_recipe(self) -> tuple[Recipe, tuple[str, ...]]:
