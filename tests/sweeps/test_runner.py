@@ -15,10 +15,8 @@ import pytest
 
 from supancl import recipe
 from supancl.cli import main
-from supancl.data.opening import open_data
-from supancl.runs.folder import RunFolder
-from supancl.sweeps import Sweep, runner
-from supancl.sweeps.runner import default_jobs, open_held_out, train_runs
+from supancl.sweeps import runner
+from supancl.sweeps.runner import default_jobs, open_held_out
 from tests.files import archive, class_folders
 from tests.started import Started
 from tests.tiny import poisoned
@@ -79,26 +77,6 @@ def test_a_run_that_fails_does_not_end_the_others_and_goes_on_when_asked(tmp_pat
     assert main([*command, "--retry"]) == 0
     assert begun == ["alpha-0.0-seed-0", "alpha-1.0-seed-0", "alpha-1.0-seed-1"]
     assert not list(out.glob("*/stopped.json"))
-
-
-def test_a_study_retries_what_failed_and_keeps_its_finished_runs(tmp_path, monkeypatch) -> None:
-    small = {"data.limit": 128, "encoder.width": 16, "train.device": "cpu", "train.epochs": 1, "train.batch_size": 16}
-    out, base = tmp_path / "study", recipe("digits.supsiam").with_set(small)
-    data = open_data(base.data, 1)
-
-    def ended(made, **options) -> list[bool]:
-        sweep = Sweep("study", {"out": out, "jobs": 1, "seeds": 2, **options})
-        return [
-            outcome is None for outcome in train_runs(sweep, sweep.with_seeds({"row": made}, "a test"), data).values()
-        ]
-
-    with monkeypatch.context() as patched:
-        begun = fail_at(patched, "row-seed-1")
-        assert ended(base) == [True, False]
-    assert ended(base.with_set({"train.on_collapse": "stop"}), retry=True) == [True, True]
-    assert begun == ["row-seed-0", "row-seed-1"]
-    found = [RunFolder(out / f"row-seed-{seed}").read_recipe()[0].train for seed in (0, 1)]
-    assert [(train.seed, train.on_collapse) for train in found] == [(0, "warn"), (1, "stop")]
 
 
 def test_a_study_does_not_go_on_with_other_data_or_settings(tmp_path: Path) -> None:
