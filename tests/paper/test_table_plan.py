@@ -12,6 +12,7 @@ from supancl.paper.layouts import LAYOUTS, table_name
 from supancl.paper.make import hold_out_for_ridge
 from supancl.paper.numbers import PAPER
 
+
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
