@@ -95,16 +95,15 @@ def by_products(images, sigma, kernel):
 
 
 @pytest.mark.parametrize("blurred", [blur, by_products])
-@pytest.mark.parametrize(("height", "width"), [(12, 12), (9, 31), (70, 150)])
+@pytest.mark.parametrize(("height", "width"), [(12, 12), (5, 9), (70, 150)])
 @pytest.mark.parametrize("kernel", [3, 5, 9, 17])
 def test_blur_is_torchvisions_with_a_sigma_for_every_row(height, width, kernel, blurred):
-    if kernel // 2 >= min(height, width):
-        kernel = 2 * min(height, width) - 1  # the widest that torchvision can mirror
+    widest = [min(kernel, 2 * side - 1) for side in (width, height)]  # that torchvision can mirror
     images = pictures(5, height, width, dtype=torch.float32)
     sigma = torch.tensor([0.1, 0.5, 1.0, 2.0, 0.0])
     ours = blurred(images, sigma, kernel)
     for row in range(4):
-        theirs = TF.gaussian_blur(images[row], [kernel, kernel], [float(sigma[row])] * 2)
+        theirs = TF.gaussian_blur(images[row], widest, [float(sigma[row])] * 2)
         torch.testing.assert_close(ours[row], theirs, rtol=0, atol=1e-6)
     assert torch.equal(ours[4], images[4])
 

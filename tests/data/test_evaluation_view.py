@@ -99,6 +99,14 @@ def test_the_whole_view_crops_as_torchvision_too(size):
         assert torch.equal(evaluation_view(Batch(pixels), size, MEAN, STD, "whole"), expected)
 
 
+def test_the_whole_view_enlarges_as_pillow_does():
+    image = Image.fromarray(noise(20, 31, 3))
+    enlarged = TF.center_crop(TF.resize(image, 32, T.InterpolationMode.BICUBIC), [32, 32])  # to (32, 49)
+    expected = torch.from_numpy(np.array(enlarged)).permute(2, 0, 1)
+    found = evaluation_view(Batch(decode(image)[None]), 32, (0.0,), (1.0,), "whole")[0] * 255
+    assert (found - expected).abs().max() < 1.01
+
+
 def test_vectors_stay_and_files_are_decoded_no_larger_than_a_view_needs():
     vectors = torch.rand(3, 5)
     assert torch.equal(evaluation_view(Batch(vectors), 5, (0.0,), (1.0,)), vectors)

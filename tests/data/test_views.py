@@ -74,6 +74,7 @@ def test_a_wide_blur_needs_no_more_pixels_than_its_sigma():
     draws = draw(crops, 4, torch.tensor([[170, 165]] * 4), seeded(5), 2)
     views = render_in_chunks(crops, pixels, draws, MEAN, STD)
     torch.testing.assert_close(views, render(crops, pixels, draws, MEAN, STD), rtol=0, atol=3e-5)
+    assert [kernel_size(size) for size in (8, 14, 160, 224)] == [3, 3, 17, 23]
 
 
 def some_rows(draws: Draws, rows: torch.Tensor) -> Draws:

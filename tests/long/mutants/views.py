@@ -149,5 +149,5 @@ GROUPS = (
     Group("data/views/augment.py", ("tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and not boxes and not sampler"), AUGMENT),
     Group("data/views/augment.py", ("tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and not boxes and not sampler"), CHUNKS),
     Group("data/views/render.py", ("tests/data/test_evaluation_view.py", "tests/probes/test_features.py", "tests/data/test_views.py", "-k", "evaluat or test_features.py"), EVALUATION),
-    Group("data/views/render.py", ("tests/data/test_products.py", "tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and (test_products or products or ways or route)"), PRODUCTS),
+    Group("data/views/render.py", ("tests/data/test_products.py", "tests/data/test_augment.py", "tests/data/test_views.py", "-k", f"{FAST} and (test_products or products or drawn_parameters)"), PRODUCTS),
 )
