@@ -212,6 +212,13 @@ def test_exactly_that_share_is_masked_in_every_view_of_every_vector(share):
     assert torch.equal(views[kept], vectors.expand(2, -1, -1)[kept])
 
 
+def test_each_factor_has_its_own_strength_and_each_view_its_own_probability():
+    crops = Crops(brightness=0.1, contrast=0.2, saturation=0.3, blur=(1.0, 0.0))
+    draws = draw(crops, 2000, torch.tensor([[8, 8]]).expand(2000, 2), seeded(1), 2)
+    assert (draws.factors - 1).abs().amax(0).tolist() == pytest.approx([0.1, 0.2, 0.3], rel=0.02)
+    assert (draws.sigma > 0).tolist() == [True] * 1000 + [False] * 1000
+
+
 def test_asking_for_more_leaves_what_was_drawn_before_as_it_was():
     sizes = torch.tensor([[48, 64]]).expand(50, 2)
     plain = draw(Crops(), 50, sizes, seeded(1), 2)
