@@ -38,35 +38,24 @@ class Detections:
 @torch.no_grad()
 def recompute_norm_statistics(detector: Detector, batches: Batches, steps: int, precision: str, seed: int = 0) -> None:
     """Precise BN: set running statistics to the mean over `steps` training batches with the current weights."""
-    training = detector.training
     detector.train()
     norms = [module for module in detector.modules() if isinstance(module, _BatchNorm) and module.training]
     momenta = [module.momentum for module in norms]
-    if not steps or not norms:
-        detector.train(training)
-        return
-    for module in norms:
+    for module in norms if steps else ():
         module.reset_running_stats()
         module.momentum = None  # a cumulative mean
-    try:
-        for step in range(steps):
-            torch.manual_seed(derive_seed(seed, PRECISE_BN_STREAM, step))
-            images, targets = batches(step)
-            with autocast_for(batches.device, precision):
-                detector(images, targets)
-    finally:
-        for module, momentum in zip(norms, momenta, strict=True):
-            module.momentum = momentum
-        detector.train(training)
+    for step in range(steps if norms else 0):
+        torch.manual_seed(derive_seed(seed, PRECISE_BN_STREAM, step))
+        images, targets = batches(step)
+        with autocast_for(batches.device, precision):
+            detector(images, targets)
+    for module, momentum in zip(norms, momenta, strict=True):
+        module.momentum = momentum
 
 
 @torch.inference_mode()
 def detect(
-    detector: Detector,
-    scenes: Scenes,
-    device: torch.device,
-    precision: str = "fp32",
-    progress: Progress | None = None,
+    detector: Detector, scenes: Scenes, device: torch.device, precision: str = "fp32", progress: Progress | None = None
 ) -> list[Detections]:
     """Detections in each image, with boxes in pixels of the image on disk."""
     training = detector.training
@@ -74,9 +63,7 @@ def detect(
     detections: list[Detections] = []
     size = detector.spec.test_batch
     for start in range(0, len(scenes), size):
-        images = [
-            to_device(scenes.image(position), device) for position in range(start, min(start + size, len(scenes)))
-        ]
+        images = [to_device(scenes.image(at), device) for at in range(start, min(start + size, len(scenes)))]
         with autocast_for(device, precision):
             results = detector(images)
         detections += [
