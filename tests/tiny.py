@@ -129,15 +129,15 @@ def poisoned(monkeypatch, at: set[int]) -> None:
     monkeypatch.setattr(Step, "__call__", take)
 
 
-class NotAvailable:
-    """A missing label as in a column of pandas: pandas.NA does not say whether it equals itself."""
+class NAType:
+    """Stands for pandas.NA, whose class has this name: it does not say whether it equals itself."""
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __eq__(self, other: object) -> "NotAvailable":  # type: ignore[override]
+    def __eq__(self, other: object) -> "NAType":  # type: ignore[override]
         return self
 
-    def __ne__(self, other: object) -> "NotAvailable":  # type: ignore[override]
+    def __ne__(self, other: object) -> "NAType":  # type: ignore[override]
         return self
 
     def __bool__(self) -> bool:

@@ -20,7 +20,7 @@ import supancl
 from supancl import BadInput, ImageEncoder, Interrupted
 from supancl.use import estimator as module
 from supancl.use.estimator import ALWAYS, number_classes
-from tests.tiny import NotAvailable
+from tests.tiny import NAType
 
 FAST = {
     "encoder.name": "cnn", "encoder.width": 8, "views.size": 8, "heads.projector.out": 8, "heads.projector.hidden": [8],
@@ -143,9 +143,9 @@ def test_labels_of_any_kind_are_numbered():
         ([True, False, True, True], [1, 0, 1, 1], [False, True]),
         (np.array(["b", None, "a", nan], object), [1, -1, 0, -1], ["a", "b"]),
         (["b", nan, "a", None], [1, -1, 0, -1], ["a", "b"]),  # NumPy makes the text 'nan' of it
-        (["b", NotAvailable(), "a", "nan"], [1, -1, 0, 2], ["a", "b", "nan"]),
+        (["b", NAType(), "a", "nan"], [1, -1, 0, 2], ["a", "b", "nan"]),
         ([5, None, 3, 5], [1, -1, 0, 1], [3, 5]),
-        (np.array([5, NotAvailable(), 3, 5], object), [1, -1, 0, 1], [3, 5]),
+        (np.array([5, NAType(), 3, 5], object), [1, -1, 0, 1], [3, 5]),
     ):
         numbered, names = number_classes(y, 4)
         assert (numbered.tolist(), names.tolist()) == (numbers, classes)
