@@ -123,7 +123,7 @@ def test_solarising_is_torchvisions_the_threshold_itself_included(threshold, cha
     [
         (64, 64, (0.2, 1.0), RATIO), (32, 32, (0.08, 1.0), RATIO), (40, 120, (0.2, 1.0), RATIO),
         (120, 30, (0.2, 1.0), RATIO), (20, 200, (0.5, 1.0), RATIO), (200, 20, (0.3, 1.0), RATIO),
-        (50, 60, (0.5, 0.9), (0.5, 2.0)),
+        (50, 60, (0.5, 0.9), (0.5, 2.0)), (60, 60, (0.2, 0.5), (0.5, 1.0)),
     ],
 )  # fmt: skip
 def test_boxes_are_distributed_as_torchvisions(height, width, scale, ratio):
@@ -144,7 +144,8 @@ def box_agreement(ours, theirs):
 
     def summaries(box):
         top, left, h, w = box.double().unbind(1)
-        return {"top": top, "left": left, "height": h, "width": w, "area": h * w, "aspect": w / h, "right": left + w}
+        sides = {"top": top, "left": left, "height": h, "width": w}
+        return sides | {"area": h * w, "aspect": w / h, "right": left + w, "corner": top + left}
 
     pairs = {name: (values, summaries(theirs)[name]) for name, values in summaries(ours).items()}
     return {name: stats.ks_2samp(one.numpy(), other.numpy()).pvalue for name, (one, other) in pairs.items()}

@@ -217,6 +217,9 @@ def test_each_factor_has_its_own_strength_and_each_view_its_own_probability():
     draws = draw(crops, 2000, torch.tensor([[8, 8]]).expand(2000, 2), seeded(1), 2)
     assert (draws.factors - 1).abs().amax(0).tolist() == pytest.approx([0.1, 0.2, 0.3], rel=0.02)
     assert (draws.sigma > 0).tolist() == [True] * 1000 + [False] * 1000
+    draws = draws_of(Crops())  # what happens to a view says nothing of what else does, nor how strongly
+    assert float((draws.grey & draws.flip).float().mean()) == pytest.approx(0.1, abs=0.01)
+    assert float(draws.sigma[draws.sigma > 0].mean()) == pytest.approx(1.05, abs=0.02)
 
 
 def test_asking_for_more_leaves_what_was_drawn_before_as_it_was():
