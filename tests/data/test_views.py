@@ -213,7 +213,7 @@ def test_exactly_that_share_is_masked_in_every_view_of_every_vector(share):
 
 
 def test_each_factor_has_its_own_strength_and_each_view_its_own_probability():
-    crops = Crops(brightness=0.1, contrast=0.2, saturation=0.3, blur=(1.0, 0.0))
+    crops = Crops(scale=(0.5, 0.5), brightness=0.1, contrast=0.2, saturation=0.3, blur=(1.0, 0.0))
     draws = draw(crops, 2000, torch.tensor([[8, 8]]).expand(2000, 2), seeded(1), 2)
     assert (draws.factors - 1).abs().amax(0).tolist() == pytest.approx([0.1, 0.2, 0.3], rel=0.02)
     assert (draws.sigma > 0).tolist() == [True] * 1000 + [False] * 1000
