@@ -59,7 +59,7 @@ def projections_of_training_images(run: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def test_variance_of_projector_features_is_that_by_hand(run):
     assert main(["evaluate", "variance", "run", "--split", "train", "--layer", "projector", "--quiet"]) == 0
-    result = json.loads((run / "evaluate" / "variance-train-layer-projector.json").read_text())
+    result = json.loads((run / "evaluate" / "variance-train-projector.json").read_text())
     found, labels = projections_of_training_images(run)
     found /= np.linalg.norm(found, axis=1, keepdims=True)
     within = sum(((found[labels == label] - found[labels == label].mean(0)) ** 2).sum() for label in set(labels))
