@@ -198,15 +198,13 @@ def test_results_of_the_command_are_read(tmp_path, capsys):
 
 
 def test_features_are_those_of_the_command(photos, tmp_path, capsys):
-    """From a folder, from paths, from Pillow images, and through `encoder.transform`. A run reads its own images as in
-    training, an encoder those of any folder as they are."""
+    """From a folder, from paths, from Pillow images, and through `encoder.transform`."""
     run = supancl.pretrain("digits.supsiam", photos, tmp_path / "run", **TINY)
-    file = run.folder / "encoder.safetensors"
-    said = command(capsys, "embed", file, "--data", photos, "--out", tmp_path / "features.npz", "--device", "cpu")
+    said = command(capsys, "embed", run.folder, "--data", photos, "--out", tmp_path / "features.npz", "--device", "cpu")
     assert said.code == 0, said.err
     content = np.load(tmp_path / "features.npz")
     expected, names = content["train_features"], [Path(name) for name in content["train_names"]]
-    folder = supancl.embed(file, photos)
+    folder = supancl.embed(run, photos)
     assert np.array_equal(folder.values.numpy(), expected)
     assert folder.labels.tolist() == content["train_labels"].tolist()
     opened = [Image.open(name) for name in names]

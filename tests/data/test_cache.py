@@ -225,7 +225,7 @@ def test_the_longest_unused_caches_go_until_the_rest_fits(tmp_path, cache_root, 
         made["old"].build(photos(tmp_path / "old", 4, uniform=True))
 
 
-def test_all_commands_share_the_decoded_photographs(tmp_path, cache_root, decodes, capsys, monkeypatch):
+def test_commands_share_the_decoded_photographs(tmp_path, cache_root, decodes, capsys, monkeypatch):
     """The side of a run's images is more than its views need: the same pixels, of the same cache, are evaluated."""
     monkeypatch.chdir(tmp_path)
     for name in ("cat", "dog"):
@@ -240,7 +240,6 @@ def test_all_commands_share_the_decoded_photographs(tmp_path, cache_root, decode
         ("predict", "run", "--data", "photos", "--all", "--out", "predicted.csv"),
         ("map", "run", "--data", "photos", "--out", "map.html"),
         ("audit", "run", "--out", "audit"),
-        ("embed", "run", "--data", "photos", "--out", "features.npz"),
     ):
         said = supancl(capsys, *command)
         assert said.code == 0, said.err

@@ -84,13 +84,12 @@ def embed(
     output = None if out is None else Output(Path(out), tuple(WRITERS)).check()
     usual: dict[str, Any] = {} if output else {"no_cache": True}
     (evaluated,) = open_encoders(encoder, {**usual, **options}, saves_results=False)
-    from supancl.evaluation.data import held_out_mask, is_read_as_trained, read_source, spec_for
+    from supancl.evaluation.data import held_out_mask, read_source, spec_for
     from supancl.probes.features import Features
 
     source = data if isinstance(data, Source) else None
     if is_source:
-        as_trained = is_read_as_trained(evaluated, str(data), view)
-        source = read_source(evaluated, spec_for(evaluated, str(data)), view, as_trained=as_trained)
+        source = read_source(evaluated, spec_for(evaluated, str(data)), view)  # as `encoder.transform` and timm do
     images = None if source is None else with_given_labels(source)
     splits = {"images": split_in_python(evaluated.encoder, data, view)} if images is None else images.splits
     values = {name: evaluated.features(split, view).values for name, split in splits.items()}
