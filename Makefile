@@ -37,12 +37,11 @@ test: $(READY)  ## all tests but those of the targets below; reads nothing outsi
 test-PART:  ## PART is experiments, distributed, paper, docs, extras, browser (needs Chromium and its driver) or faults
 	@echo "PART is one of $(PARTS)"; exit 2
 
-FOLDERS_paper := tests/paper tests/tables_and_figures
 OPTIONS_distributed := --cov-config=tests/distributed/coverage.ini
 OPTIONS_faults := -n 3 --dist worksteal
 test-extras test-browser: $(EXTRAS)
 $(PARTS:%=test-%): test-%: $(READY)
-	$(BIN)/python -m pytest $(or $(OPTIONS_$*),-n 2 --dist worksteal) -m "not slow" $(or $(FOLDERS_$*),tests/$*) \
+	$(BIN)/python -m pytest $(or $(OPTIONS_$*),-n 2 --dist worksteal) -m "not slow" tests/$* \
 		--cov --cov-append --cov-report=
 
 test-real: $(READY)  ## the paper's text and real images: make test-real SUPANCL_SHARED=FOLDER, which holds data/ and paper/

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from supancl import METHODS, pretrain
-from tests.tiny import tiny_data, tiny_recipe
+from tests.helpers import tiny_data, tiny_recipe
 
 FOLDER = Path(__file__).parent / "golden"
 

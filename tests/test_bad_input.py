@@ -27,7 +27,7 @@ from supancl.runs.checkpoint import checkpoints
 from supancl.runs.encoder_file import save_encoder
 from supancl.runs.provenance import content_digest
 from tests.evaluation.made import encoder
-from tests.files import (
+from tests.helpers import (
     TINY,
     Said,
     archive,

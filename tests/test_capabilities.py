@@ -31,7 +31,7 @@ import torchvision
 
 import supancl
 from supancl.cli import main
-from tests.files import archive, class_folders, picture, table
+from tests.helpers import archive, class_folders, picture, table
 
 LIST = Path(__file__).with_name("capabilities.txt")
 GONE = "# gone: "

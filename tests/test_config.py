@@ -33,8 +33,7 @@ from supancl.core.pools import PoolSpec
 from supancl.core.specs import MLP, ScheduleSpec
 from supancl.data.views.specs import Crops, Masks, ViewSpec
 from supancl.errors import BadInput
-from tests.files import mentions
-from tests.helpers import property_test
+from tests.helpers import mentions, property_test
 
 INF, NAN = float("inf"), float("nan")
 

@@ -26,11 +26,9 @@ from supancl.training.pretraining import capture_step
 from supancl.training.speed import WARM_UP_STEPS, optimize_for_cuda
 from supancl.training.trainer import Trainer
 from tests.core.test_label_weights import some_pairs
-from tests.files import noise
-from tests.helpers import draw
+from tests.helpers import Notes, assert_same_bits, draw, final_state, noise, tiny_data, tiny_recipe
 from tests.steps import advance, side_by_side, without_tf32
 from tests.test_resume import crash_and_resume
-from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

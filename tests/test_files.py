@@ -17,7 +17,7 @@ from supancl.errors import BadInput
 from supancl.files import LEFT_OVER_AGE, Output, did_you_mean_path, temporary_path, write_atomically, write_text
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import open_encoder
-from tests.files import mentions
+from tests.helpers import mentions
 
 
 def test_a_slip_in_a_path_is_answered_with_what_lies_beside_it(tmp_path: Path, monkeypatch) -> None:

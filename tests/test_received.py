@@ -32,7 +32,18 @@ from supancl.files import check_regular, open_regular, read_text
 from supancl.runs.checkpoint import load_tensors
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import open_encoder
-from tests.files import TINY, assert_refused, class_folders, contents, mentions, noise, picture, png, supancl, write_tar
+from tests.helpers import (
+    TINY,
+    assert_refused,
+    class_folders,
+    contents,
+    mentions,
+    noise,
+    picture,
+    png,
+    supancl,
+    write_tar,
+)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from supancl.core.pools import UNLABELLED, Queue
 from supancl.paper.layouts import is_published
 from supancl.recipes import RECIPES, as_released_code, recipe_from_json
 from supancl.training.trainer import Trainer
+from tests.helpers import assert_same_bits, final_state, tiny_data, tiny_recipe
 from tests.test_resume import crash_and_resume
-from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
 WIDTH = 2048  # of a ResNet-50's features
 

@@ -13,7 +13,7 @@ import pytest
 
 from supancl import load, load_projector
 from supancl.reports.verdict import read_record
-from tests.files import supancl
+from tests.helpers import supancl
 
 FIXTURE = Path(__file__).parent / "fixtures" / "0.2.0"
 MEASURES = {"knn-k6": "accuracy", "linear": "accuracy", "transfer-digits": "accuracy", "variance": "ratio"}

@@ -18,9 +18,8 @@ from supancl.runs.checkpoint import checkpoints
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import read_end
 from supancl.training.run import load
-from tests.files import contents, mentions
-from tests.started import Started
-from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe
+from tests.forked import Started
+from tests.helpers import Notes, assert_same_bits, contents, final_state, mentions, poisoned, tiny_data, tiny_recipe
 
 
 class Crash(Exception):

@@ -26,7 +26,7 @@ from supancl.data.spec import DataSpec
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, load_newest, load_tensors
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import fill_encoder
-from tests.files import TINY, archive, assert_mentions, assert_refused, class_folders, supancl
+from tests.helpers import TINY, archive, assert_mentions, assert_refused, class_folders, supancl
 
 
 class Payload:

@@ -13,7 +13,7 @@ from supancl.evaluation.audit import Audit, DuplicatePair, Outlier, Suspect
 from supancl.files import absolute_path
 from supancl.reports.map import audit_page
 from tests.browser.conftest import Browser
-from tests.maps import NASTY, made_images
+from tests.reports.made import NASTY, made_images
 
 COUNT = 400
 CLASSES = ("cat", "=dog", NASTY)

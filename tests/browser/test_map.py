@@ -11,7 +11,7 @@ from selenium.webdriver import Keys
 
 from supancl.reports.map import map_page
 from tests.browser.conftest import Browser
-from tests.maps import NASTY, made_images, made_map
+from tests.reports.made import NASTY, made_images, made_map
 
 COUNT = 300
 CLASSES = ("cat", "=dog", NASTY)

@@ -14,8 +14,7 @@ from supancl.reports.verdict import read_record
 from tests.browser.conftest import Browser
 from tests.browser.test_audit import made_audit
 from tests.evaluation.made import source
-from tests.maps import made_images, made_map
-from tests.reports.made import logged_run
+from tests.reports.made import logged_run, made_images, made_map
 
 # the lowest contrast (WCAG 2) of a text with what is behind it, and that text
 CONTRAST = """

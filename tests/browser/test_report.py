@@ -8,7 +8,7 @@ from selenium.webdriver import Keys
 from supancl.reports.report import report_page
 from supancl.reports.verdict import read_record
 from tests.browser.conftest import Browser
-from tests.files import class_folders
+from tests.helpers import class_folders
 from tests.reports.made import logged_run
 
 NASTY = '<img src=x onerror="document.title=1"><script>document.title = "broken"<'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from supancl.cli import doctor
-from tests.files import supancl
+from tests.helpers import supancl
 
 
 def test_the_doctor_lists_what_is_installed_and_fails_where_training_is_not_possible(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from supancl.cli import main
-from tests.files import TINY, assert_refused, picture, supancl
+from tests.helpers import TINY, assert_refused, picture, supancl
 
 PRETRAIN = ["pretrain", "auto.supsiam", "--set", "encoder.name=cnn", *TINY]
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from supancl import load_encoder
 from supancl.runs.folder import RunFolder
-from tests.files import assert_mentions, supancl
+from tests.helpers import assert_mentions, supancl
 
 MODEL = "test_resnet"  # a model of timm for tests: 0.5 million weights
 START = f"timm:{MODEL}@weights.safetensors"

@@ -14,7 +14,7 @@ from supancl.core.losses import Align, Contrast
 from supancl.core.pools import Queue
 from supancl.core.specs import MLP
 from supancl.training.trainer import Trainer
-from tests.tiny import tiny_data, tiny_recipe
+from tests.helpers import tiny_data, tiny_recipe
 
 BATCH, INPUT, WIDTH = 7, 4, 5
 TARGETS = ("shared", "stop-gradient", "momentum")

@@ -15,7 +15,8 @@ from supancl.core.losses import Align
 from supancl.core.methods import METHODS, assemble
 from supancl.core.pools import PoolSpec
 from supancl.core.specs import MLP
-from tests.helpers import POOLS, pool_and_reference, some_labels, units
+from tests.core.references import POOLS, pool_and_reference
+from tests.helpers import some_labels, units
 
 BATCH, WIDTH, CLASSES = 6, 5, 8
 same = {"rtol": 1e-12, "atol": 1e-12}

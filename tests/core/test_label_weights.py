@@ -13,7 +13,8 @@ from supancl.core.labels import Labels
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.pools import PoolSpec
 from supancl.distributed import RowRange
-from tests.helpers import POOLS, seeded, some_labels, units
+from tests.core.references import POOLS
+from tests.helpers import seeded, some_labels, units
 
 WIDTH, CLASSES, L = 5, 6, 3
 every_pool = pytest.mark.parametrize("kind", POOLS)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.pools import Queue
 from supancl.distributed import RowRange
-from tests.helpers import (
+from tests.core.references import (
     AGAINST,
     POOLS,
     POSITIVES,
@@ -21,10 +21,8 @@ from tests.helpers import (
     contrast_by_definition,
     mean_of_class,
     pool_and_reference,
-    property_test,
-    some_labels,
-    units,
 )
+from tests.helpers import property_test, some_labels, units
 
 CLASSES, WIDTH = 4, 6
 every_contrast = pytest.mark.parametrize(

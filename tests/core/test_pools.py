@@ -14,8 +14,8 @@ from scipy import stats
 from supancl.core.losses import Align, Contrast, SemiAlign
 from supancl.core.pools import PoolSpec, Queue
 from supancl.distributed import RowRange
-from tests.files import mentions
-from tests.helpers import POOLS, mean_by_loop, pool_and_reference, property_test, seeded, some_labels, units
+from tests.core.references import POOLS, mean_by_loop, pool_and_reference
+from tests.helpers import mentions, property_test, seeded, some_labels, units
 
 WIDTH, CLASSES = 5, 4
 every_pool = pytest.mark.parametrize("kind", POOLS)

@@ -10,9 +10,10 @@ import torch
 from supancl.core.labels import Labels
 from supancl.core.losses import Align, SemiAlign
 from supancl.core.pools import PoolSpec
+from tests.core.references import POOLS, mean_of_class, pool_and_reference
 from tests.core.test_label_weights import CLASSES as PAIR_CLASSES
 from tests.core.test_label_weights import pushed, some_pairs
-from tests.helpers import POOLS, mean_of_class, pool_and_reference, some_labels, units
+from tests.helpers import some_labels, units
 
 CLASSES, WIDTH, BATCH = 5, 6, 9
 close = {"rtol": 1e-10, "atol": 1e-10}

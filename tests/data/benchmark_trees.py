@@ -16,7 +16,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from supancl.data.sources.folder import imagenet100_classes
-from tests.files import noise
+from tests.helpers import noise
 
 Expected = dict[str, tuple[str, str]]
 

@@ -20,8 +20,7 @@ from supancl.data.sources.benchmarks import BENCHMARKS, check_benchmark, draw_ex
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
 from tests.facts import read_tables
-from tests.files import assert_refused
-from tests.helpers import property_test
+from tests.helpers import assert_refused, property_test
 
 
 def every(split):

@@ -21,7 +21,7 @@ from supancl.data.store.cache import Cache
 from supancl.data.store.memory import PackedImages
 from supancl.errors import BadInput
 from supancl.reporter import ProgressFunction, report_to
-from tests.files import mentions, picture, supancl
+from tests.helpers import mentions, picture, supancl
 
 
 def photos(folder: Path, count: int = 12, uniform: bool = False, first: int = 0) -> list[Path]:

@@ -13,7 +13,7 @@ from PIL import Image
 from supancl import BadInput, pretrain, recipe
 from supancl.data.content import SAMPLED_BLOCKS, shard_content
 from supancl.runs.folder import RunFolder
-from tests.files import class_folders, mentions
+from tests.helpers import class_folders, mentions
 
 STORES = {
     "memory": {},

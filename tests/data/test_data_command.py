@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tests.files import assert_refused, class_folders, supancl
+from tests.helpers import assert_refused, class_folders, supancl
 
 
 def json_of(said) -> dict:

@@ -17,7 +17,7 @@ from supancl.data.store.memory import Batch
 from supancl.data.views.augment import normalized
 from supancl.data.views.render import evaluation_short_side, evaluation_view, margin_boxes
 from tests.data.test_augment import MEAN, STD
-from tests.files import noise
+from tests.helpers import noise
 
 SIZES = (32, 48, 64, 96, 128, 160, 192, 224)
 SIDES = range(30, 401)

@@ -12,7 +12,7 @@ from supancl import from_arrays
 from supancl.data.labels import CLASSES, SUPERCLASSES, label_texts
 from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
-from tests.files import class_folders, noise, picture
+from tests.helpers import class_folders, noise, picture
 
 PATHS = ("animal/cat", "animal/dog", "animal", "plant/rose", "")
 CLASSES_OF_PATHS = ("animal", "animal/cat", "animal/dog", "plant", "plant/rose")

@@ -8,7 +8,7 @@ import torch
 from supancl.data.opening import open_data, survey_data, survey_source
 from supancl.data.preparing import draw_long_tail, long_tail_sizes
 from supancl.data.spec import DataSpec
-from tests.files import archive, noise
+from tests.helpers import archive, noise
 
 
 def test_the_sizes_are_those_of_the_published_long_tail():

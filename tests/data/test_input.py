@@ -14,7 +14,7 @@ from PIL import Image
 from supancl.data import decode
 from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
-from tests.files import archive, assert_mentions, class_folders, picture, supancl, table
+from tests.helpers import archive, assert_mentions, class_folders, picture, supancl, table
 
 # --- csv --------------------------------------------------------------------------------------------------------------
 

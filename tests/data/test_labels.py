@@ -12,7 +12,7 @@ from supancl import from_arrays
 from supancl.data.labels import label_cell, label_texts, parse_label_set
 from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
-from tests.files import noise, picture, table
+from tests.helpers import noise, picture, table
 
 WEIGHTS = np.eye(4)[np.arange(20) % 4] + 0.5 * np.eye(4)[np.arange(20) % 3]  # two classes, or one of weight 1.5
 

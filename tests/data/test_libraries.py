@@ -15,7 +15,7 @@ from supancl.data.labels import label_texts
 from supancl.data.opening import open_source, peek_data
 from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
-from tests.files import picture, png
+from tests.helpers import picture, png
 
 
 def opened(source: str, channels: int = 3, **options):

@@ -11,7 +11,7 @@ from supancl.data.order import Order
 from supancl.data.splits import Split, full_split
 from supancl.data.store.memory import Batch, Feed, ImageStore, PackedImages
 from supancl.errors import BadInput
-from tests.files import mentions, noise
+from tests.helpers import mentions, noise
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,7 @@ from supancl.data.opening import open_data, open_source
 from supancl.data.preparing import draw_stratified
 from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
-from tests.files import archive, class_folders, mentions, noise, picture, table
-from tests.helpers import property_test
+from tests.helpers import archive, class_folders, mentions, noise, picture, property_test, table
 
 
 def source(path, channels=3, **fields):

@@ -19,10 +19,18 @@ from supancl.data.sources.tars import index_path
 from supancl.data.spec import DataSpec
 from supancl.data.store.cache import StreamImages
 from supancl.errors import BadInput
-from tests.files import assert_mentions, mentions, noise, png, write_tar
-from tests.helpers import property_test
+from tests.helpers import (
+    assert_mentions,
+    assert_same_bits,
+    final_state,
+    mentions,
+    noise,
+    png,
+    property_test,
+    tiny_recipe,
+    write_tar,
+)
 from tests.test_resume import Crash, CrashAt
-from tests.tiny import assert_same_bits, final_state, tiny_recipe
 
 SIDE = 8
 

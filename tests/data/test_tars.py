@@ -17,7 +17,7 @@ from supancl.data.opening import open_source
 from supancl.data.sources.tars import iter_samples
 from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
-from tests.files import mentions, png, write_tar
+from tests.helpers import mentions, png, write_tar
 
 
 def shard(path: Path, rows: list[dict]) -> Path:

@@ -12,7 +12,7 @@ from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
 from supancl.errors import BadInput
 from tests.detection.drawn import annotation
-from tests.files import mentions, picture
+from tests.helpers import mentions, picture
 
 Objects = list[tuple[str, bool]]  # class, and whether it is difficult
 

@@ -17,7 +17,7 @@ from supancl.detection.scenes import (
     read_voc,
 )
 from supancl.errors import BadInput
-from tests.files import mentions
+from tests.helpers import mentions
 
 from .drawn import SIDE, TINY, annotation, write_coco, write_voc
 

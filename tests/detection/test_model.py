@@ -10,7 +10,7 @@ from supancl.detection import detect_spec
 from supancl.detection.model import build_detector, copy_resnet, open_start
 from supancl.errors import BadInput
 from supancl.runs.encoder_file import save_encoder
-from tests.files import mentions
+from tests.helpers import mentions
 
 from .drawn import SIDE, TINY, tiny_encoder
 

@@ -13,9 +13,8 @@ from supancl.detection.test import coco_scores, detect, recompute_norm_statistic
 from supancl.detection.train import Training, train_detector
 from supancl.errors import BadInput, Interrupted
 from supancl.runs.checkpoint import checkpoints, load_checkpoint
-from tests.files import mentions
+from tests.helpers import Notes, mentions
 
-from ..tiny import Notes
 from .drawn import TINY, annotation, narrow_resnet18, tiny_encoder, write_place, write_voc
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from supancl.data.store.memory import Batch, ImageStore
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.recipes import Recipe
 from supancl.training.trainer import Trainer
-from tests.tiny import tiny_data, tiny_recipe
+from tests.helpers import tiny_data, tiny_recipe
 
 STEPS = 9  # more than an epoch of every case
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 
 from tests.distributed.cases import CASES, ON_FOUR, STEPS, outcome, trained
 from tests.distributed.worker import FIRST, LAST, RESUMED, SECOND, of_ranks
-from tests.tiny import flat
+from tests.helpers import flat
 
 CLOSE = 1e-8
 SIZES = (2, 4)

@@ -11,8 +11,8 @@ import torch
 from supancl.distributed import SINGLE_PROCESS, Ranks, from_environment
 from supancl.training.trainer import Trainer
 from tests.distributed.worker import of_ranks
+from tests.helpers import flat, tiny_data, tiny_recipe
 from tests.steps import without_tf32
-from tests.tiny import flat, tiny_data, tiny_recipe
 
 NAMES = ("supsiam", "supbyol", "simclr", "supmoco", "supsiam-nopool", "crossentropy")
 STEPS = 5

@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 from supancl.distributed import Ranks, join_ranks
 from supancl.training.trainer import Trainer
 from tests.distributed.cases import CASES, CPU, ON_FOUR, TWICE, data_of, outcome, trained
-from tests.tiny import flat, tiny_data, tiny_recipe
+from tests.helpers import flat, tiny_data, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
 RESUMED = (

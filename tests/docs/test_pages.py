@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs import blocks
 from tests.docs.blocks import NOT_RUN, PAGES, ROOT, RUN, SHOWN, Block, Runner, blocks_of
-from tests.files import class_folders, picture
+from tests.helpers import class_folders, picture
 from tests.recipes.test_plugins import draw_shapes
 
 README = ROOT / "README.md"

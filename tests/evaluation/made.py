@@ -19,8 +19,7 @@ from supancl.evaluation.protocols import evaluate
 from supancl.reporter import report_to
 from supancl.runs.encoder_file import save_encoder
 from supancl.runs.folder import RunFolder
-from tests.files import archive
-from tests.tiny import Notes
+from tests.helpers import Notes, archive
 
 SPEC = EncoderSpec("cnn", channels=1, size=8, width=12, mean=(0.5,), std=(0.5,))
 

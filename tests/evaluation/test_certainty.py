@@ -20,8 +20,7 @@ from supancl.probes.knn import knn_answers
 from supancl.runs.encoder_file import save_encoder
 from supancl.runs.importing import describe_init
 from tests.evaluation.made import encoder, knn, linear, run_folder, source, subject
-from tests.files import archive
-from tests.tiny import tiny_recipe
+from tests.helpers import archive, tiny_recipe
 
 CPU = torch.device("cpu")
 SELF_SUPERVISED = {"loss__alpha": 1.0}

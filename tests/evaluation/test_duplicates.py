@@ -6,7 +6,7 @@ import torch
 from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.evaluation.audit import find_duplicates, read_pixels
-from tests.maps import smooth_images
+from tests.reports.made import smooth_images
 
 
 def pairs(pixels: np.ndarray, neighbours: torch.Tensor | None = None) -> dict[tuple[int, int], str]:

@@ -11,7 +11,7 @@ import pytest
 from supancl.cli import main
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluation.made import run_folder, source
-from tests.files import supancl
+from tests.helpers import supancl
 
 
 @pytest.fixture(scope="session")

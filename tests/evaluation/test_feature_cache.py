@@ -13,7 +13,7 @@ from supancl.data.store.cache import FEATURES_FOLDER, cache_root
 from supancl.data.store.memory import ArrayImages
 from supancl.evaluation.encoder import EvaluationOptions, read_cached, write_cached
 from tests.evaluation.made import run_folder, subject
-from tests.files import noise
+from tests.helpers import noise
 
 CPU = torch.device("cpu")
 PIXELS = torch.from_numpy(noise(6, 1, 8, 8, seed=2))

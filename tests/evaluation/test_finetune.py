@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from supancl import load_encoder
 from supancl.errors import BadInput, NonFinite
 from tests.evaluation.made import bright, fine_tuned, linear, run_folder, source, subject
-from tests.files import archive, noise, saved_result
+from tests.helpers import archive, noise, saved_result
 
 QUICK = {"epochs": 20, "train_batch": 16, "lr": (0.3,)}
 

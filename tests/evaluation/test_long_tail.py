@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.files import archive, supancl
+from tests.helpers import archive, supancl
 
 CLASSES, EACH, RATIO = 4, 150, 20
 TINY = ["--epochs", "2", "--batch-size", "16", "--device", "cpu", "--quiet", "--set", "encoder.width=16",

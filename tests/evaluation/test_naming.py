@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.evaluation.made import episodes, knn, linear, run_folder, source, subject, transferred, variances
-from tests.files import saved_result
+from tests.helpers import saved_result
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from supancl.cli import main
 from tests.evaluation.made import run_folder, source
-from tests.files import TINY, assert_mentions, picture, supancl, table
+from tests.helpers import TINY, assert_mentions, picture, supancl, table
 
 
 @pytest.fixture

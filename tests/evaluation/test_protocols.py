@@ -14,7 +14,7 @@ from supancl.probes import Features, knn_accuracy, linear_probe
 from supancl.training.monitor import linear_accuracy
 from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import bright, knn, linear, run_folder, source, subject, transferred
-from tests.files import archive, noise, saved_result
+from tests.helpers import archive, noise, saved_result
 
 CPU = torch.device("cpu")
 

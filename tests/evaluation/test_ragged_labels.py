@@ -8,7 +8,7 @@ import pytest
 from supancl.evaluation.audit import audit_labels
 from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import bright, episodes, fine_tuned, knn, linear, run_folder, subject, transferred, variances
-from tests.files import archive
+from tests.helpers import archive
 
 PATHS = ("animal/cat/persian", "animal/cat/siamese", "vehicle/bus", "vehicle/car", "animal")
 LEAVES = PATHS[:4]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.evaluation.made import bright
-from tests.files import archive, supancl
+from tests.helpers import archive, supancl
 
 TINY = [
     "--epochs", "2", "--batch-size", "16", "--device", "cpu", "--quiet", "--set", "encoder.width=8",

@@ -8,7 +8,7 @@ import torch
 
 from supancl.evaluation.encoder import EvaluationOptions
 from tests.evaluation.made import bright, knn, linear, run_folder, subject, transferred
-from tests.files import archive, saved_result
+from tests.helpers import archive, saved_result
 
 CPU = torch.device("cpu")
 BASELINES = EvaluationOptions(CPU, baselines=True)

@@ -14,7 +14,7 @@ from supancl.evaluation.suite import Task, run_suite, suite_tasks
 from supancl.runs.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluation.made import encoder, run_folder, subject
-from tests.tiny import Notes
+from tests.helpers import Notes
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from experiments.evidence.numbers import LABELS, ROWS, of_starts, rows_of
 from experiments.starts import cells, classical, data
 from supancl.core.encoders import EncoderSpec
 from supancl.runs.encoder_file import save_encoder
-from tests.files import picture
+from tests.helpers import picture
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ import pytest
 from supancl import loggers, pretrain
 from supancl.loggers import MlflowLogger, WandbLogger
 from supancl.runs.folder import RunFolder
-from tests.tiny import Notes, tiny_data, tiny_recipe
+from tests.helpers import Notes, tiny_data, tiny_recipe
 
 VARIABLES = ("WANDB_", "MLFLOW_")
 

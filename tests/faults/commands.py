@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from supancl.cli import main
-from tests.files import Said
+from tests.helpers import Said
 
 TRAIN = ("--epochs", "1", "--batch-size", "8", "--device", "cpu", "--set", "encoder.width=8", "--set", "pool.size=16",
          "--set", "data.limit=24", "--set", "heads.projector.hidden=[16]", "--set", "heads.projector.out=16",

@@ -26,7 +26,7 @@ from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.runs.encoder_file import read_safetensors
 from supancl.runs.provenance import content_digest
 from tests.faults.commands import TRAIN, new_folder, ok, say
-from tests.files import Said, class_folders, contents
+from tests.helpers import Said, class_folders, contents
 from tests.test_safety import WRAPPINGS, Payload
 
 TIMES = re.compile(r'"(seconds|images_per_second|step_seconds|memory|[a-z_]*seconds)": [^,}\n]*')  # differ in each run

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tests.distributed.worker import ROOT
-from tests.files import assert_mentions, class_folders
+from tests.helpers import assert_mentions, class_folders
 
 # the disk hangs from the Nth image on; BLOCKED is printed once it does
 SCRIPT = """

@@ -23,7 +23,7 @@ import torch
 from supancl.runs.folder import RunFolder
 from tests.faults.commands import say
 from tests.forked import LIBRARIES
-from tests.tiny import assert_same_bits, final_state
+from tests.helpers import assert_same_bits, final_state
 
 assert sklearn.datasets  # imported here, once, rather than by each process
 

@@ -32,8 +32,8 @@ from supancl.runs.checkpoint import load_checkpoint
 from supancl.runs.encoder_file import load_projector
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import open_encoder
-from tests.files import noise, picture
 from tests.forked import LIBRARIES
+from tests.helpers import noise, picture
 from tests.test_received import npy, npy_header, repack, sparse_tar
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")

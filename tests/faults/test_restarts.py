@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.distributed.worker import ROOT
-from tests.tiny import assert_same_bits, final_state
+from tests.helpers import assert_same_bits, final_state
 
 LONGEST = 600  # seconds until a killed run must have ended, also on a machine that does much else
 TWO_RANKS = ["--standalone", "--nproc-per-node", "2"]

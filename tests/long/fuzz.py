@@ -32,7 +32,7 @@ from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.runs.encoder_file import load_projector
 from supancl.runs.folder import RunFolder
 from tests.faults.commands import TRAIN, base_folder, new_folder, ok
-from tests.files import picture
+from tests.helpers import picture
 
 Reader = Callable[[random.Random], object]  # changes a file and reads it
 ODD: tuple[Any, ...] = (

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from tests.faults.commands import say
-from tests.files import TINY, class_folders
+from tests.helpers import TINY, class_folders
 
 EVERY = 30.0  # seconds
 LIMITS = {"memory": 20.0, "files": 1.0, "threads": 1.0}  # growth per hour; memory in MB

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.faults.test_restarts import LONGEST, TWO_RANKS, agent, ranks_of, steps_of
-from tests.tiny import assert_same_bits, final_state
+from tests.helpers import assert_same_bits, final_state
 
 KILLS = 4
 ADDRESSES = {"supancl-a": "10.77.0.1", "supancl-b": "10.77.0.2"}

@@ -19,7 +19,7 @@ from supancl.paper import theory_checks, theory_model
 from supancl.paper import theory_theorems as theory
 from supancl.paper.theory_checks import Check, Settings, compare, worst_of_each
 from supancl.paper.theory_model import exact_sample, features, make_world
-from tests.files import assert_refused
+from tests.helpers import assert_refused
 
 SETTINGS = Settings(seed=0, samples=2000)
 FOLLOW = theory.follow

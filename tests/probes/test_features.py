@@ -13,7 +13,7 @@ from supancl.data.store.memory import ArrayImages, Batch, PackedImages, pad_imag
 from supancl.data.views.render import evaluation_view
 from supancl.errors import BadInput
 from supancl.probes import Features, embed, features, linear_probe
-from tests.files import mentions, noise
+from tests.helpers import mentions, noise
 
 SIZE = 32
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.files import TINY, assert_mentions
+from tests.helpers import TINY, assert_mentions
 
 PLUGIN = """
 from dataclasses import dataclass, replace

@@ -25,7 +25,7 @@ from supancl import (
 )
 from supancl.recipes import plugins as own
 from supancl.runs.folder import RunFolder
-from tests.files import assert_mentions, supancl
+from tests.helpers import assert_mentions, supancl
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_method.py"

@@ -8,8 +8,7 @@ import pytest
 from supancl import pretrain, recipe
 from supancl.recipes import recipe_from_file
 from supancl.runs.folder import RunFolder
-from tests.files import TINY, archive, assert_mentions, supancl
-from tests.tiny import tiny_data, tiny_recipe
+from tests.helpers import TINY, archive, assert_mentions, supancl, tiny_data, tiny_recipe
 
 SHORT = "recipe: digits.supsiam\nloss:\n  alpha: 0.3\ntrain.epochs: 3\noptimizer: {lr: 1e-2}\n"
 

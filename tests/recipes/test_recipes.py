@@ -13,7 +13,7 @@ from supancl import METHODS, BadInput, from_arrays, pretrain, recipe
 from supancl.config import flattened, to_json
 from supancl.core.methods import assemble
 from supancl.recipes import RECIPES, recipe_from_json
-from tests.files import mentions
+from tests.helpers import mentions
 
 EIGHT = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
 EXPECTED = {

@@ -6,6 +6,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import torch
+
+from supancl.data.splits import full_split
+from supancl.data.store.memory import ArrayImages
+from supancl.evaluation.audit import ListedImages
+from supancl.reports.map import NEIGHBOURS, EncoderMap, nearest_images
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import RunEnd, record_end
 from tests.evaluation.made import run_folder
@@ -46,3 +53,39 @@ def logged_run(
     if len(ranks) == epochs:
         record_end(folder, RunEnd(epochs * STEPS, collapsed), "one")
     return folder
+
+
+NASTY = '<img src=x onerror="document.title=1"></script><script>document.title = "broken"</script>'
+
+
+def smooth_images(count: int, side: int = 32, seed: int = 0) -> np.ndarray:
+    """Colour images about as hard to compress as photographs: a few large blobs and a little noise."""
+    random = np.random.default_rng(seed)
+    coarse = random.integers(0, 256, (count, 3, 4, 4), dtype=np.uint8).repeat(side // 4, 2).repeat(side // 4, 3)
+    noise = random.integers(-12, 13, (1, 3, side, side), dtype=np.int16)
+    return np.clip(coarse.astype(np.int16) + noise, 0, 255).astype(np.uint8)
+
+
+def made_images(
+    count: int, classes: tuple[str, ...], pixels: np.ndarray | None = None, source: str = "photos"
+) -> ListedImages:
+    """Images whose classes take turns; the last tenth are of the test split, and every 50th is unlabelled."""
+    pixels = smooth_images(count) if pixels is None else pixels
+    labels = np.where(np.arange(count) % 50 == 49, -1, np.arange(count) % len(classes))
+    names = [f"photos/{classes[label % len(classes)][:8]}/{i:06d}.png" for i, label in enumerate(labels)]
+    split = full_split(ArrayImages(torch.from_numpy(pixels)), torch.from_numpy(labels), names)
+    from_split = ["test" if i >= 0.9 * count else "train" for i in range(count)]
+    return ListedImages(source, {"all": split}, names, torch.from_numpy(labels), classes, from_split, has_files=False)
+
+
+def made_map(title: str, count: int, seed: int, exact: bool = True) -> tuple[EncoderMap, np.ndarray]:
+    """A map of random points, and the features that its neighbours are of (`exact`; else neighbours are random)."""
+    random = np.random.default_rng(seed)
+    features = random.normal(size=(count, 8)).astype(np.float32)
+    points = random.normal(size=(count, 2)).astype(np.float32)
+    if exact:
+        rows = nearest_images(torch.from_numpy(features), NEIGHBOURS).rows.numpy()
+    else:
+        rows = random.integers(0, count, (count, NEIGHBOURS))
+    predicted = random.integers(0, 3, count).astype(np.int32)
+    return EncoderMap(title, points, rows, predicted, np.full(count, 0.5, np.float32)), features

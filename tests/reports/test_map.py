@@ -19,8 +19,8 @@ from supancl.probes import Features
 from supancl.reports.map import map_page, predict_by_neighbours
 from supancl.reports.page import BYTES_PER_IMAGE, draw_sprites
 from supancl.reports.pictures import Panel, draw_panels
-from tests.files import noise
-from tests.maps import NASTY, made_images, made_map, smooth_images
+from tests.helpers import noise
+from tests.reports.made import NASTY, made_images, made_map, smooth_images
 
 
 def tile(sprites: dict, index: int) -> np.ndarray:

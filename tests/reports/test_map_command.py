@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.files import TINY, class_folders, supancl
+from tests.helpers import TINY, class_folders, supancl
 
 
 @pytest.fixture(scope="module")

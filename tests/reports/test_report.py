@@ -15,7 +15,7 @@ from supancl.reports.report import MAX_POINTS, curve_points, make_charts, open_a
 from supancl.reports.verdict import RunRecord, find_verdict, read_record
 from supancl.runs.log import record_stop
 from tests.evaluation.made import source
-from tests.files import class_folders
+from tests.helpers import class_folders
 from tests.reports.made import logged_run
 
 NASTY = "<script>document.title = 'broken'</script>"

@@ -8,8 +8,7 @@ import pytest
 
 from supancl import pretrain
 from supancl.runs.folder import RunFolder
-from tests.files import TINY, archive, supancl
-from tests.tiny import Notes, tiny_data, tiny_recipe
+from tests.helpers import TINY, Notes, archive, supancl, tiny_data, tiny_recipe
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,7 @@ from supancl.runs.checkpoint import (
 )
 from supancl.runs.folder import RunFolder
 from supancl.training.trainer import Trainer
-from tests.files import mentions
-from tests.tiny import assert_same_bits, flat, tiny_data, tiny_recipe
+from tests.helpers import assert_same_bits, flat, mentions, tiny_data, tiny_recipe
 
 LONG = 20.0  # seconds after which whoever still waits has waited in vain
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -14,8 +14,7 @@ from supancl.runs.checkpoint import checkpoints, load_checkpoint
 from supancl.runs.encoder_file import load_projector, read_safetensors
 from supancl.runs.provenance import content_digest
 from supancl.training.run import Run
-from tests.files import mentions
-from tests.tiny import tiny_data, tiny_recipe
+from tests.helpers import mentions, tiny_data, tiny_recipe
 
 ROUNDS = 60
 

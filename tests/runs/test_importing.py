@@ -23,8 +23,7 @@ from supancl.core.encoders import sincos_positions
 from supancl.runs.formats import FORMATS, identify
 from supancl.runs.importing import open_encoder
 from supancl.use.export import import_checkpoint
-from tests.files import mentions
-from tests.helpers import fill, quickly_built
+from tests.helpers import fill, mentions, quickly_built
 from tests.import_keys import Holder, kept, resnet, shortcut_resnet
 
 DOCS = Path(__file__).parents[2] / "docs" / "import.md"

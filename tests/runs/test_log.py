@@ -15,9 +15,8 @@ from supancl import pretrain
 from supancl.reporter import report_to
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import MetricsLog
-from tests.files import assert_mentions
+from tests.helpers import Notes, assert_mentions, tiny_data, tiny_recipe
 from tests.test_resume import Crash, CrashAt
-from tests.tiny import Notes, tiny_data, tiny_recipe
 
 
 def row_of(step: int) -> bytes:

@@ -15,7 +15,7 @@ from supancl import BadInput
 from supancl.files import write_atomically
 from supancl.runs.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.runs.folder import RunFolder, next_folder
-from tests.files import TINY, assert_mentions, assert_refused, class_folders, contents, mentions, supancl
+from tests.helpers import TINY, assert_mentions, assert_refused, class_folders, contents, mentions, supancl
 
 # --- one writer at a time ---------------------------------------------------------------------------------------------
 

@@ -9,9 +9,8 @@ import pytest
 from supancl import pretrain
 from supancl.reports.listings import describe_run, find_listed_runs
 from supancl.runs.folder import RunFolder
-from tests.files import assert_mentions, supancl
+from tests.helpers import assert_mentions, supancl, tiny_data, tiny_recipe
 from tests.test_resume import Crash, CrashAt
-from tests.tiny import tiny_data, tiny_recipe
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ from supancl.core.encoders import EncoderSpec
 from supancl.runs.encoder_file import save_encoder
 from supancl.runs.folder import RunFolder
 from supancl.runs.importing import describe_init, fill_encoder, follow_start, load_init, open_encoder
-from tests.files import assert_refused, class_folders, mentions, supancl
-from tests.helpers import quickly_built
+from tests.helpers import assert_refused, class_folders, mentions, quickly_built, supancl
 
 SMALL = "test_resnet"  # a model of timm for tests: 0.5 million weights
 TAGGED = f"{SMALL}.r160_in1k"

@@ -12,7 +12,7 @@ from supancl.runs.folder import RunFolder
 from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import grid_rows, split_grid
 from supancl.sweeps.compare import compare_rows
-from tests.files import archive, contents, noise, supancl
+from tests.helpers import archive, contents, noise, supancl
 
 SMALL = ["--batch-size", "8", "--device", "cpu", "--epochs", "1", "--set", "encoder.width=8", "--set", "pool.size=16"]
 SMALL += ["--jobs", "1"]

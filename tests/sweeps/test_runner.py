@@ -17,9 +17,8 @@ from supancl import recipe
 from supancl.cli import main
 from supancl.sweeps import runner
 from supancl.sweeps.runner import default_jobs, open_held_out
-from tests.files import archive, class_folders
-from tests.started import Started
-from tests.tiny import poisoned
+from tests.forked import Started
+from tests.helpers import archive, class_folders, poisoned
 
 SMALL = ["--set", "data.limit=128", "--set", "encoder.width=16", "--device", "cpu", "--seeds", "2"]
 ALPHAS = ["compare", "digits.supsiam", "--set", "loss.alpha=0,1", *SMALL]

@@ -10,7 +10,7 @@ import pytest
 
 from supancl.stats import mean_interval
 from tests.evaluation.made import bright
-from tests.files import archive, supancl
+from tests.helpers import archive, supancl
 
 SMALL = [
     "--epochs", "1", "--batch-size", "16", "--device", "cpu", "--jobs", "1", "--set", "encoder.width=8",

@@ -12,9 +12,17 @@ from supancl import pretrain
 from supancl.errors import BadInput
 from supancl.runs.checkpoint import checkpoints
 from supancl.runs.folder import RunFolder
-from tests.files import class_folders, contents, mentions, supancl
+from tests.helpers import (
+    assert_same_bits,
+    class_folders,
+    contents,
+    final_state,
+    mentions,
+    supancl,
+    tiny_data,
+    tiny_recipe,
+)
 from tests.test_resume import Crash, CrashAt
-from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import pytest
 from supancl import Interrupted, Reporter, pretrain, recipe
 from supancl.runs.encoder_file import load_encoder
 from supancl.runs.folder import RunFolder
-from tests.files import assert_mentions, class_folders, supancl
-from tests.tiny import assert_same_bits, final_state
+from tests.helpers import assert_mentions, assert_same_bits, class_folders, final_state, supancl
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_method.py"
 

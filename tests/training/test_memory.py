@@ -10,7 +10,7 @@ from supancl import BadInput, from_arrays, recipe
 from supancl.training import checks as memory
 from supancl.training.checks import check_memory, estimate_memory
 from supancl.training.trainer import Trainer
-from tests.files import class_folders, mentions, noise, supancl
+from tests.helpers import class_folders, mentions, noise, supancl
 
 CPU = torch.device("cpu")
 

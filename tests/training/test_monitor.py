@@ -18,7 +18,7 @@ from supancl.training.monitor import (
     relative_std,
 )
 from supancl.training.trainer import Trainer
-from tests.tiny import Notes, tiny_data, tiny_recipe
+from tests.helpers import Notes, tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
 

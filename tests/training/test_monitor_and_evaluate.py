@@ -14,9 +14,8 @@ from supancl.probes import Features
 from supancl.probes.linear import USUAL_RIDGE
 from supancl.training.monitor import linear_accuracy
 from supancl.training.trainer import Trainer
-from tests.files import supancl
+from tests.helpers import supancl, tiny_data, tiny_recipe
 from tests.probes.blobs import blobs
-from tests.tiny import tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
 SMALL = [

@@ -15,8 +15,7 @@ from supancl.runs.folder import RunFolder
 from supancl.training.speed import MIN_STEPS_TO_COMPILE, can_compile, with_speed
 from supancl.training.start import settle_recipe
 from supancl.training.trainer import Trainer, can_replay
-from tests.files import contents, mentions
-from tests.tiny import tiny_data, tiny_recipe
+from tests.helpers import contents, mentions, tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -12,8 +12,7 @@ from supancl import BadInput, NonFinite, Recipe, pretrain
 from supancl.data.splits import Data
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
-from tests.files import mentions
-from tests.tiny import SIDE, assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
+from tests.helpers import SIDE, assert_same_bits, final_state, flat, mentions, poisoned, tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
 

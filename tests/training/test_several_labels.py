@@ -11,9 +11,18 @@ import torch
 from supancl import from_arrays, pretrain
 from supancl.errors import BadInput
 from supancl.training.checks import fit_labels
-from tests.files import mentions, noise, picture, supancl, table
+from tests.helpers import (
+    assert_same_bits,
+    final_state,
+    mentions,
+    noise,
+    picture,
+    supancl,
+    table,
+    tiny_data,
+    tiny_recipe,
+)
 from tests.test_resume import crash_and_resume
-from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
 TINY = [

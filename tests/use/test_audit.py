@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from supancl.data.opening import open_data
 from supancl.runs.folder import RunFolder
 from tests.evaluation.made import SPEC, run_folder
-from tests.files import archive, assert_refused, class_folders, contents, noise, supancl, table
+from tests.helpers import archive, assert_refused, class_folders, contents, noise, supancl, table
 
 COUNT = 600
 FLIPPED = 60

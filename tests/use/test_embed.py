@@ -12,7 +12,7 @@ import torch
 from supancl.data.opening import open_data
 from supancl.data.spec import DataSpec
 from tests.evaluation.made import run_folder
-from tests.files import TINY, assert_mentions, class_folders, picture, supancl
+from tests.helpers import TINY, assert_mentions, class_folders, picture, supancl
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import supancl
 from supancl import BadInput, ImageEncoder, Interrupted
 from supancl.use import estimator as module
 from supancl.use.estimator import ALWAYS, number_classes
-from tests.tiny import NAType
+from tests.helpers import NAType
 
 FAST = {
     "encoder.name": "cnn", "encoder.width": 8, "views.size": 8, "heads.projector.out": 8, "heads.projector.hidden": [8],

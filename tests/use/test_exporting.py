@@ -18,9 +18,16 @@ from supancl.runs.importing import fill_encoder
 from supancl.use import exporting
 from supancl.use.export import export
 from supancl.use.exporting import FORMATS, Exported, crop_fraction
-from tests.files import TINY, assert_mentions, class_folders, mentions, picture, supancl
-from tests.helpers import quickly_built
-from tests.tiny import assert_same_bits
+from tests.helpers import (
+    TINY,
+    assert_mentions,
+    assert_same_bits,
+    class_folders,
+    mentions,
+    picture,
+    quickly_built,
+    supancl,
+)
 
 EXTRAS = ("onnx", "onnxscript", "onnxruntime", "transformers")
 SIZE = ["--set", "encoder.size=8", "--set", "views.size=8"]

@@ -10,8 +10,7 @@ import pytest
 from supancl import loggers, pretrain
 from supancl.loggers import LOGGERS, LoggedRun, RunLogger
 from supancl.runs.folder import RunFolder
-from tests.files import assert_one_line, supancl
-from tests.tiny import Notes, tiny_data, tiny_recipe
+from tests.helpers import Notes, assert_one_line, supancl, tiny_data, tiny_recipe
 
 
 class KeptLogger(RunLogger):

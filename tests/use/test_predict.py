@@ -17,7 +17,7 @@ from supancl.runs.encoder_file import load_classifier, save_encoder
 from supancl.use import predicting
 from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import encoder, fine_tuned, run_folder, subject
-from tests.files import assert_mentions, assert_refused, contents, noise, supancl
+from tests.helpers import assert_mentions, assert_refused, contents, noise, supancl
 
 CLASSES = ("columns", "halves", "rows")
 

@@ -18,7 +18,7 @@ from supancl.probes import Features
 from supancl.probes.classifiers import fit_linear_classifier
 from supancl.runs.encoder_file import load_with_classes
 from tests.evaluation.made import run_folder
-from tests.files import assert_mentions, supancl
+from tests.helpers import assert_mentions, supancl
 from tests.use.test_predict import CLASSES, texture
 
 LEVELS = ("bright", "dark")

@@ -17,9 +17,18 @@ import supancl
 from supancl import BadInput
 from supancl.reports import terminal
 from supancl.training.start import open_given
-from tests.files import archive, assert_one_line, class_folders, mentions, noise, picture, saved_result
-from tests.files import supancl as command
-from tests.tiny import tiny_data, tiny_recipe
+from tests.helpers import (
+    archive,
+    assert_one_line,
+    class_folders,
+    mentions,
+    noise,
+    picture,
+    saved_result,
+    tiny_data,
+    tiny_recipe,
+)
+from tests.helpers import supancl as command
 
 TINY = {"epochs": 1, "batch_size": 4, "encoder.width": 8, "pool.size": 16, "device": "cpu"}
 FLAGS = ["--epochs", "1", "--batch-size", "4", "--set", "encoder.width=8", "--set", "pool.size=16", "--device", "cpu"]

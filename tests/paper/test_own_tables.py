@@ -14,7 +14,7 @@ from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.paper.toy_study import Size
 from supancl.runs.folder import RunFolder
 from tests.detection.drawn import TINY, narrow_resnet18, write_voc
-from tests.tables_and_figures.made import DIGITS, SMALL, colours, edit, ours, run, table
+from tests.paper.made import DIGITS, SMALL, colours, edit, ours, run, table
 
 TOY = Size(dimensions=40, train=40, test=10, width=6, epochs=1, batch=16)
 CNN = ["--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]"]

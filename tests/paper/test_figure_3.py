@@ -14,7 +14,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from supancl.data.sources.folder import imagenet100_classes
 from supancl.paper.figure_3 import BIRDS, DOGS
 from tests.evaluation.made import run_folder
-from tests.files import TINY, class_folders, supancl
+from tests.helpers import TINY, class_folders, supancl
 
 CLASSES = ("1", "3", "5", "8", "9")
 FIGURE = ("paper", "figure", "3")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from supancl.cli import main
-from tests.tables_and_figures.made import DIGITS, TRAIN, colours, edit, make_benchmarks, ours, table
+from tests.paper.made import DIGITS, TRAIN, colours, edit, make_benchmarks, ours, table
 
 CNN = ("--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]")
 VIT = ["--set", "encoder.name=timm:vit_tiny_patch16_224", "--set", "views.size=16", "--epochs", "1", "--device", "cpu"]
