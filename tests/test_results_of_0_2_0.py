@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supancl import load, load_projector
-from supancl.reports.verdict import read_record
+from supancl.reports.verdict import RunRecord
 from tests.helpers import supancl
 
 FIXTURE = Path(__file__).parent / "fixtures" / "0.2.0"
@@ -24,7 +24,7 @@ def test_an_encoder_of_0_2_0_gives_the_results_beside_it(tmp_path, capsys):
     assert run.encoder.width == load_projector(run.folder)[0].in_features == 8
     assert run.metrics[-1]["knn"] == pytest.approx(45.78, abs=0.01)
     assert set(run.results) == {"fewshot-digits-5w5s-ep20", *MEASURES}
-    record = read_record(run.folder)
+    record = RunRecord(run.folder)
     assert (record.problems, record.end and record.end.step) == ([], 14)
     for command in (["knn"], ["linear"], ["variance"], ["transfer", "--data", "digits"]):
         said = supancl(capsys, "evaluate", command[0], run.folder, *command[1:], "--quiet")

@@ -10,7 +10,7 @@ from supancl.reports.map import audit_page, map_page
 from supancl.reports.page import Banner, html_page
 from supancl.reports.report import Comparison, open_answers, report_page
 from supancl.reports.tables import Cell, Table
-from supancl.reports.verdict import read_record
+from supancl.reports.verdict import RunRecord
 from tests.browser.conftest import Browser
 from tests.browser.test_audit import made_audit
 from tests.evaluation.made import source
@@ -55,7 +55,7 @@ def evaluated(path: Path) -> Path:
 @pytest.fixture
 def pages(tmp_path, monkeypatch) -> dict[str, str]:
     monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
-    record = read_record(evaluated(tmp_path))
+    record = RunRecord(evaluated(tmp_path))
     table = Table(["recipe", "difference"], [["a", Cell("+1.0 ± 0.5", "best")]], "lr", caption="compare on photos")
     tones = [Banner(tone, f"{tone}.", "Why.") for tone in ("good", "unclear", "bad")]
     return {

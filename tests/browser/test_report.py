@@ -6,7 +6,7 @@ import pytest
 from selenium.webdriver import Keys
 
 from supancl.reports.report import report_page
-from supancl.reports.verdict import read_record
+from supancl.reports.verdict import RunRecord
 from tests.browser.conftest import Browser
 from tests.helpers import class_folders
 from tests.reports.made import logged_run
@@ -17,7 +17,7 @@ NASTY = '<img src=x onerror="document.title=1"><script>document.title = "broken"
 @pytest.fixture
 def record(tmp_path):
     root = class_folders(tmp_path / "images", (NASTY, "dog"), each=8)
-    return read_record(logged_run(tmp_path / "run", source=str(root)).path)
+    return RunRecord(logged_run(tmp_path / "run", source=str(root)).path)
 
 
 @pytest.fixture

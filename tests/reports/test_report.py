@@ -12,7 +12,7 @@ from supancl.errors import Collapsed, Interrupted, NonFinite
 from supancl.files import hold_lock
 from supancl.reports.page import html_page, write_page
 from supancl.reports.report import MAX_POINTS, curve_points, make_charts, open_answers, report_page
-from supancl.reports.verdict import RunRecord, find_verdict, read_record
+from supancl.reports.verdict import RunRecord, find_verdict
 from supancl.runs.log import record_stop
 from tests.evaluation.made import source
 from tests.helpers import class_folders
@@ -22,7 +22,7 @@ NASTY = "<script>document.title = 'broken'</script>"
 
 
 def verdict(path):
-    return find_verdict(read_record(path))
+    return find_verdict(RunRecord(path))
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_the_colour_says_how_good_a_run_is(tmp_path, evaluation, tone):
     folder.write_evaluation("linear", evaluation)
     found = verdict(folder.path)
     assert (found.state, found.tone) == ("finished", tone)
-    assert f'class="verdict {tone}"' in report_page({"run": read_record(folder.path)})
+    assert f'class="verdict {tone}"' in report_page({"run": RunRecord(folder.path)})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_whatever_is_damaged_is_named_and_the_rest_is_shown(tmp_path, file, dama
     path = folder.path / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(damage(path.read_text() if path.exists() else ""))
-    record = read_record(folder.path)
+    record = RunRecord(folder.path)
     found = find_verdict(record)
     assert found.state == "damaged"
     assert "loss" in make_charts({"run": record})
@@ -128,7 +128,7 @@ def test_whatever_is_damaged_is_named_and_the_rest_is_shown(tmp_path, file, dama
 
 
 def test_curves_have_the_values_of_the_log(tmp_path):
-    record = read_record(logged_run(tmp_path / "run").path)
+    record = RunRecord(logged_run(tmp_path / "run").path)
     specs = make_charts({"run": record})
     assert specs["loss"]["x"] == "epoch"
     assert [curve["name"] for curve in specs["loss"]["curves"]] == ["loss", "self-supervised", "supervised"]
@@ -140,7 +140,9 @@ def test_curves_have_the_values_of_the_log(tmp_path):
 def test_long_curves_keep_their_ends_and_their_values():
     rows = [{"kind": "train", "step": x, "epoch": 0, "loss": x * x} for x in range(10_001)]
     points = [[float(row["step"]), float(row["loss"])] for row in rows]
-    thinned = curve_points(RunRecord(Path("run"), rows=rows), "loss")
+    record = RunRecord(Path("run"))
+    record.rows = rows
+    thinned = curve_points(record, "loss")
     assert len(thinned) <= MAX_POINTS
     assert (thinned[0], thinned[-1]) == (points[0], points[-1])
     assert all(point in points[:: len(points) // MAX_POINTS + 1] for point in thinned[:-1])
@@ -156,7 +158,7 @@ def test_names_from_files_do_no_harm(tmp_path):
     content["recipe"]["sources"]["loss.alpha"] = NASTY
     folder.recipe_file.write_text(json.dumps(content))
     folder.write_evaluation("knn", {"accuracy": 1.0, "source": NASTY, "verdict": NASTY})
-    record = read_record(folder.path)
+    record = RunRecord(folder.path)
     page = report_page({NASTY: record, "b": record}, {NASTY: NASTY})
     assert NASTY not in page
 
@@ -189,9 +191,9 @@ def test_the_confusion_matrix_counts_held_out_images(tmp_path, monkeypatch):
     monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "cache"))
     data = source(tmp_path / "data.npz", train=90, test=30)
     folder = logged_run(tmp_path / "run", source=str(data))
-    assert "evaluate RUN" in str(open_answers(read_record(folder.path)))
+    assert "evaluate RUN" in str(open_answers(RunRecord(folder.path)))
     folder.write_evaluation("linear", {**result(60, 10, {}), "source": str(data)})
-    record = read_record(folder.path)
+    record = RunRecord(folder.path)
     answers = open_answers(record)
     assert not isinstance(answers, str), answers
     truth, predicted, right, wrong = answers

@@ -20,7 +20,7 @@ from supancl.recipes.recipe import resolve_warmup
 from supancl.recipes.shorthands import FIELDS, RecipeSettings, parse_set
 from supancl.reporter import say, show, track
 from supancl.reports.tables import Table, plain_table
-from supancl.reports.verdict import find_verdict, is_number, own_results, read_record
+from supancl.reports.verdict import RunRecord, find_verdict, is_number, own_results
 from supancl.runs.folder import find_runs, next_folder
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def find_listed_runs(folder: Path) -> list[dict[str, Any]]:
 
 def describe_run(path: Path) -> dict[str, Any]:
     """How a run stands; what is not known is None or empty. Never raises because of what is in the folder."""
-    record = read_record(path)
+    record = RunRecord(path)
     results, is_detector = own_results(record), (path / "detect.json").exists()
     values = {name: result.get("map", result.get("accuracy")) for name, result in results.items()}
     images = (result.get("tested_images") for result in results.values())

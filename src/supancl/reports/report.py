@@ -37,7 +37,7 @@ from supancl.reports.verdict import (
     quality_of_result,
     rank_bound,
 )
-from supancl.runs.folder import RunFolder, check_same_data
+from supancl.runs.folder import check_same_data
 from supancl.stats import Tone, duration
 from supancl.training.monitor import COLLAPSED_STD
 
@@ -73,7 +73,7 @@ def report_page(
         headline = {"good": "A clear difference.", "unclear": "No clear difference.", "bad": "No winner."}[tone]
         top, title = to_html(table), table.caption[:1].upper() + table.caption[1:]
         top += "".join(f'<p class="small">{html.escape(note)}</p>' for note in [*table.notes, *findings[1:]])
-        pages = {name: record.folder / "report.html" for name, record in records.items()}
+        pages = {name: record.path / "report.html" for name, record in records.items()}
         for name, page in pages.items():
             if page.is_file():
                 place = html.escape(os.path.relpath(page, out))
@@ -124,7 +124,7 @@ def _evaluations(records: Records) -> Section:
     """Every result, and those of its levels, with its interval, chance and baselines."""
     rows: list[Row] = []
     for name, record in records.items():
-        for stem, result in record.evaluations.items():
+        for stem, result in record.results.items():
             rows.append([name, *_evaluation_row(stem, result)])
             for level in _listed(result.get("levels")):
                 rows.append([name, *_evaluation_row(f"{stem}, level {level.get('level')}", level)])
@@ -171,8 +171,8 @@ def open_answers(record: RunRecord) -> Answers | str:
         data = peek_data(record.recipe.data, record.recipe.encoder.channels)
         if not data.train.all_labels.has_one_each or data.train.is_streamed:
             raise ValueError("images have several labels, or are streamed from shards")
-        check_same_data(RunFolder(record.folder), data)
-        return find_answers(record.folder)
+        check_same_data(record, data)
+        return find_answers(record.path)
     except (SupanclError, OSError, ValueError, RuntimeError, ImportError) as error:
         return f"No predictions: {str(error) if isinstance(error, SupanclError) else reason(error)}."
 
@@ -264,7 +264,7 @@ def _data(records: Records, problems: Mapping[str, str]) -> Section:
         counts = ", ".join(f"{key.replace('_', ' ')}: {about[key]:,}" for key in keys if is_number(about.get(key)))
         source = str(about.get("source") or record.settings.get("data.source") or "not known")
         texts += [f"{name}: {source}. {counts}", problems.get(name, "")]
-        texts.append(f"{name}: {versions}, commit {record.content.get('commit')}")
+        texts.append(f"{name}: {versions}, commit {record.read('commit', 'not known')}")
     return Section("Data and versions", "".join(f"<p>{html.escape(text)}</p>" for text in texts if text))
 
 

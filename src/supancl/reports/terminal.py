@@ -216,9 +216,9 @@ class Terminal(Reporter):
 
     def on_finished(self, folder: Path) -> None:
         """Print the verdict and the next command in a box."""
-        from supancl.reports.verdict import find_verdict, read_record
+        from supancl.reports.verdict import RunRecord, find_verdict
 
-        verdict = find_verdict(read_record(folder))
+        verdict = find_verdict(RunRecord(folder))
         command = f"{program_name()} {'report' if verdict.tone == 'bad' else 'predict'} {shlex.quote(str(folder))}"
         dash = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
         width = min(80, line_width(self.console))

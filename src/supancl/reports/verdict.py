@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard
@@ -20,7 +19,7 @@ from supancl.files import is_as_written, is_locked, read_json, reason
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import OUR_CHOICE
 from supancl.runs.folder import RunFolder
-from supancl.runs.log import RunEnd, StopCause, read_end, read_rows, read_stop
+from supancl.runs.log import read_end, read_rows, read_stop
 from supancl.stats import Interval, Quality, Tone, duration, quality
 
 OWN_EVALUATIONS = {"linear": "linear", "knn": r"knn(-k\d+)?"}  # the files; k is less for few references
@@ -30,34 +29,38 @@ Row = Mapping[str, Any]
 State = Literal["finished", "running", "stopped", "damaged", "collapsed", "not finite"]
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """A run as its folder describes it; what is not known is None or empty."""
+class RunRecord(RunFolder):
+    """A run folder and what was in it when it was opened. Never raises because of that; `problems` names damage."""
 
-    folder: Path
-    content: Mapping[str, Any] = field(default_factory=dict)  # of recipe.json
-    rows: Sequence[Row] = ()  # of metrics.jsonl
-    problems: Sequence[str] = ()
-    end: RunEnd | None = None  # of a finished run
-    stop: StopCause | None = None
-    is_running: bool = False
-    evaluations: Mapping[str, Row] = field(default_factory=dict)  # by file name
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        files = {file: read_json(file) for file in sorted(self.evaluations.glob("*.json"))}
+        contents = {self.recipe_file: self.content, **files}
+        damaged = {file for file, content in contents.items() if not content or not is_as_written(content)}
+        self.results = {file.stem: result for file, result in files.items() if file not in damaged}
+        self.rows, damage = list[dict[str, Any]](), ""
+        try:
+            if self.metrics_file.exists():
+                self.rows, damage = read_rows(self.metrics_file)
+        except OSError as error:
+            damage = reason(error)
+        is_recipe = isinstance(self.about("recipe").get("name"), str)
+        self.problems = [f"{file.relative_to(path)} is missing, was changed or is damaged" for file in sorted(damaged)]
+        self.problems += ["recipe.json holds no recipe"] * (bool(self.content) and not is_recipe)
+        self.problems += [f"metrics.jsonl: {damage}"] * bool(damage)
+        self.end = read_end(self)
+        self.stop = None if self.end is not None else read_stop(self)
+        self.is_running = self.end is None and is_locked(self.lock_file)
+        failed = self.stop is not None and self.stop.exit_code == Collapsed.exit_code
+        self.collapsed = failed if self.end is None else self.end.collapsed
 
-    @property
-    def state(self) -> State:
-        """How it stands, whatever its values."""
-        return "running" if self.is_running else "stopped" if self.end is None else "finished"
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether the monitor noticed a collapse before the run ended."""
-        code = None if self.stop is None else self.stop.exit_code
-        return code == Collapsed.exit_code or (self.end is not None and self.end.collapsed)
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        return read_json(self.recipe_file)
 
     def about(self, name: str) -> dict[str, Any]:
         """An object of recipe.json, such as `data` or `versions`; empty if there is none."""
-        value = self.content.get(name)
-        return dict(value) if isinstance(value, Mapping) else {}
+        return self.read(name, dict[str, Any]())
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -78,14 +81,13 @@ class RunRecord:
     def recipe(self) -> Recipe | None:
         """The recipe, if this version and its plugins can build it."""
         try:
-            return RunFolder(self.folder).read_recipe()[0]
+            return self.read_recipe()[0]
         except (SupanclError, OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
 
     @property
     def classes(self) -> list[str]:
-        names = self.content.get("classes")
-        return [str(name) for name in names] if isinstance(names, list) else []
+        return list(map(str, self.read("classes", list[Any]())))
 
     @cached_property
     def train_rows(self) -> list[Row]:
@@ -140,39 +142,6 @@ def as_interval(ends: Any) -> tuple[float, float] | None:
     return (float(ends[0]), float(ends[1])) if is_pair else None
 
 
-def read_record(path: Path) -> RunRecord:
-    """Read a run folder. Never raises because of what is in it."""
-    folder, problems = RunFolder(path), list[str]()
-
-    def read(file: Path) -> dict[str, Any]:
-        parsed: Any = read_json(file)
-        if not parsed or not is_as_written(parsed):
-            problems.append(f"{file.relative_to(path)} is missing, was changed or is damaged")
-        return dict(parsed)
-
-    try:
-        rows, damage = read_rows(folder.metrics_file) if folder.metrics_file.exists() else ([], "")
-    except OSError as error:
-        rows, damage = [], reason(error)
-    content, evaluations = read(folder.recipe_file), sorted(folder.evaluations.glob("*.json"))
-    recipe = content.get("recipe")
-    is_recipe = isinstance(recipe, dict) and isinstance(recipe.get("name"), str)
-    problems += ["recipe.json holds no recipe"] * (bool(content) and not is_recipe)
-    problems += [f"metrics.jsonl: {damage}"] * bool(damage)
-    results = {file.stem: read(file) for file in evaluations}
-    end = read_end(folder)
-    return RunRecord(
-        path,
-        content,
-        rows,
-        problems,
-        end,
-        None if end is not None else read_stop(folder),
-        end is None and is_locked(folder.lock_file),
-        {name: result for name, result in results.items() if result and is_as_written(result)},
-    )
-
-
 def _flatten(values: Row, path: str = "") -> Iterable[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -201,7 +170,8 @@ def find_verdict(record: RunRecord) -> Verdict:
     """The verdict on a run, by its evaluations, its log and its end."""
     if record.problems:
         return Verdict("damaged", "unclear", "Damaged", f"{'; '.join(record.problems)}; the rest is shown as it is.")
-    stop, state, progress = record.stop, record.state, _describe_progress(record)
+    stop, progress = record.stop, _describe_progress(record)
+    state: State = "running" if record.is_running else "stopped" if record.end is None else "finished"
     last_loss = [row["loss"] for row in record.train_rows[-1:] if "loss" in row]
     if (stop is not None and stop.exit_code == NonFinite.exit_code) or not all(map(is_number, last_loss)):
         why = f"the loss is not finite at step {record.last_step}" if stop is None else stop.reason
@@ -219,7 +189,7 @@ def find_verdict(record: RunRecord) -> Verdict:
     if state == "running":
         return Verdict(state, "unclear", "Still training", f"{progress}; {by}.")
     if state == "stopped":
-        resume = f"To continue it: {program_name()} pretrain --resume --out {shlex.quote(str(record.folder))}"
+        resume = f"To continue it: {program_name()} pretrain --resume --out {shlex.quote(str(record.path))}"
         return Verdict(state, "bad" if tone == "bad" else "unclear", "Stopped", f"{by}; {progress}. {resume}")
     return Verdict(state, tone, headline, f"{by}; {progress}.")
 
@@ -247,7 +217,7 @@ def own_results(record: RunRecord) -> dict[str, Row]:
     """
     source, found = record.settings.get("data.source"), dict[str, Row]()
     for name, pattern in OWN_EVALUATIONS.items():
-        for stem, result in record.evaluations.items():
+        for stem, result in record.results.items():
             if re.fullmatch(pattern, stem) and result.get("source") == source:
                 found.setdefault(name, result)
     check: Row = record.checks[-1] if record.checks else {}

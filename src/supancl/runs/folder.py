@@ -173,9 +173,14 @@ class RunFolder:
                 'changed it on purpose, remove its last line, "digest"'
             )
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """What recipe.json holds; empty if it is missing or damaged."""
+        return read_json(self.recipe_file)
+
     def read(self, key: str, default: T) -> T:
         """A value in recipe.json: run, plugins, versions; the default if it is missing or damaged."""
-        value = read_json(self.recipe_file).get(key)
+        value = self.content.get(key)
         return value if isinstance(value, type(default)) else default
 
     def read_init(self) -> dict[str, str] | None:

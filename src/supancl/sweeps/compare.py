@@ -123,7 +123,7 @@ def write_comparison(sweep: Sweep, outcomes: Outcomes, result: Result, heads: Ma
     """Print the table and the findings; write results.json, .md and .tex, and the page; then raise if a run failed."""
     from supancl.reports.page import write_page
     from supancl.reports.report import Comparison, report_page
-    from supancl.reports.verdict import read_record
+    from supancl.reports.verdict import RunRecord
     from supancl.runs.provenance import commit, versions
     from supancl.sweeps.runner import raise_failed
 
@@ -138,7 +138,7 @@ def write_comparison(sweep: Sweep, outcomes: Outcomes, result: Result, heads: Ma
     write_json(out / "results.json", result)
     write_text(out / "results.md", to_markdown(table) + "".join(f"\n- {line}" for line in findings) + "\n")
     write_text(out / "results.tex", to_latex(replace(table, notes=[*table.notes, *findings])))
-    records = {name: read_record(out / name) for name, failure in outcomes.items() if failure is None}
+    records = {name: RunRecord(out / name) for name, failure in outcomes.items() if failure is None}
     page = report_page(records, comparison=Comparison(result["tone"], findings, table, out))
     write_page(out / "comparison.html", page)
     say(f"runs, results.json, .md, .tex and comparison.html in {out}; {result['seconds']:.0f} s")

@@ -26,7 +26,7 @@ from supancl.evaluation.finetune import choose_lr, predict, train_classifier
 from supancl.probes import linear_probe
 from supancl.probes.answers import Answers
 from supancl.reporter import say
-from supancl.reports.verdict import read_record
+from supancl.reports.verdict import RunRecord
 from supancl.stats import wilson_interval
 from supancl.sweeps import Sweep, run_name
 from supancl.sweeps.compare import BECAUSE, compare_rows, write_comparison
@@ -85,7 +85,7 @@ def compare_with_start(sweep: Sweep, name: str, start: str) -> Result:
 
     def measure_run(folder: Path) -> dict[str, Any]:
         row, _, seed = folder.name.rpartition("-seed-")
-        return measure(row, int(seed), partial(linear, str(folder)), read_record(folder).seconds or 0.0)
+        return measure(row, int(seed), partial(linear, str(folder)), RunRecord(folder).seconds or 0.0)
 
     ended = {"collapsed": False, "failed": None}
     results = [{"row": FROZEN, "seed": 0, **measure(FROZEN, 0, lambda: linear(start)), **ended}]

@@ -170,9 +170,9 @@ def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool
     page_output(page).check()
     from supancl.reports.page import write_page
     from supancl.reports.report import name_runs, open_answers, report_page
-    from supancl.reports.verdict import find_verdict, read_record
+    from supancl.reports.verdict import RunRecord, find_verdict
 
-    records = {name: read_record(path) for name, path in track(name_runs(folders).items(), "reading runs")}
+    records = {name: RunRecord(path) for name, path in track(name_runs(folders).items(), "reading runs")}
     to_open = () if no_data else track(records.items(), "predictions of runs")
     answers = {name: open_answers(record) for name, record in to_open}
     make_folder(page.parent)
@@ -181,7 +181,7 @@ def report(*runs: Run | str | Path, out: str | Path | None = None, no_data: bool
     for name, record in records.items():
         verdict = find_verdict(record)
         say(f"{name}: {verdict.sentence}")
-        rows.append({"run": str(record.folder), **verdict._asdict(), "verdict": verdict.sentence})
+        rows.append({"run": str(record.path), **verdict._asdict(), "verdict": verdict.sentence})
     say(f"report: {page}")
     return {"report": str(page), "runs": rows}
 
