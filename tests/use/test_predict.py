@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from supancl.runs.encoder_file import load_classifier, save_encoder
+from supancl.runs.encoder_file import load_classifier, load_with_classes, save_encoder, save_with_classes
 from supancl.use import predicting
 from supancl.use.predicting import PredictSettings, predict_labels
 from tests.evaluation.made import encoder, fine_tuned, run_folder, subject
@@ -194,6 +194,37 @@ def test_a_damaged_file_in_the_run_is_made_again_and_a_link_is_not_written_throu
     os.symlink("../outside", "run/predict")
     assert_mentions(refused(capsys, "run", "--data", "new"), "run/predict", "link")
     assert contents(Path("outside")) == {}
+
+
+def test_kept_features_that_are_none_are_made_again(place, capsys):
+    """Files with a valid digest that another program wrote."""
+    first = predict(capsys, "run", "--data", "new")
+    file = Path("run/predict/references.safetensors")
+    sound, classes, about = load_with_classes(file)
+    values, held_out, labels = (sound[name] for name in ("references", "held_out", "references_labels"))
+    pairs = torch.full((60, 1, 2), 9.0)
+    changes = (
+        {"references": values[:, 0].clone()},
+        {"references": values.double()},
+        {"references": values.log() * torch.nan},
+        {"held_out": held_out[:, 1:].clone()},
+        {"references_labels": labels[1:].clone()},
+        {"references_labels": labels + 1},
+        {"held_out_labels": torch.full((30,), -1)},
+        {"references_labels": labels.double()},
+        {"references_pairs": pairs[:, 0].clone()},
+        {"references_pairs": pairs, "held_out_pairs": pairs[:30].clone()},
+        {"references": values[:0], "references_labels": labels[:0]},
+    )
+    for number, change in enumerate(changes):
+        save_with_classes(file, sound | change, classes, made_from=about["made_from"])
+        assert predict(capsys, "run", "--data", "new", out=f"{number}.csv") == first
+        again = load_file(file)
+        assert set(again) == set(sound)
+        assert torch.equal(again["references"], values)
+    narrow = {"references": values[:, 1:].clone(), "held_out": held_out[:, 1:].clone()}
+    save_with_classes(file, sound | narrow, classes, made_from=about["made_from"])
+    assert_mentions(refused(capsys, "run", "--data", "new"), "run", "predict", f"{len(values[0]) - 1} numbers")
 
 
 def test_a_fine_tuned_classifier_is_loaded_back_with_its_class_names(place, capsys):

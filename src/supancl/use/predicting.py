@@ -138,8 +138,11 @@ def predict_labels(evaluated: EvaluatedEncoder, source: str, settings: PredictSe
 
     rows: list[PredictedRow] = []
     agreeing = compared = 0
+    width = references.features.values.shape[1]
     for name, split in images.splits.items():
         values = evaluated.features(split.take(wanted[name]), settings.view).values
+        if len(values) and values.shape[1] != width:
+            raise BadInput(f"{evaluated.location}: kept features of {width} numbers; remove its folder predict")
         ranked = rank_classes(classifier, values, len(classes), several, checked["temperature"])
         is_unlike = (nearest_similarity(references.features, values, device) < threshold).tolist()
         paths, first = split.names_at(torch.arange(len(split))), len(rows)
@@ -306,7 +309,7 @@ def load_references(evaluated: EvaluatedEncoder, source: str | None, view: View,
             features, held_out = (
                 Features(tensors[part], tensors[f"{part}_labels"], tensors.get(f"{part}_pairs")) for part in PARTS
             )
-            if metadata["made_from"] == made_from:
+            if metadata["made_from"] == made_from and _are_sound(features, held_out, len(classes)):
                 return References(features, held_out, classes, described.get("held_out_from") != "test")
     data = data_for(evaluated, source, view, None if source else f"restore them, or {CHANGED}")
     if len(data.train.class_ids()) < 2:
@@ -326,6 +329,21 @@ def load_references(evaluated: EvaluatedEncoder, source: str | None, view: View,
         except OSError as error:
             evaluated.warn_once(f"{path} cannot be written ({reason(error)}), so the next call computes it again")
     return References(features, held_out, data.classes, data.summary["held_out_from"] != "test")
+
+
+def _are_sound(features: Features, held_out: Features, classes: int) -> bool:
+    """Whether kept features are a vector with a class for each image: a digest does not say who wrote them."""
+    for values, labels, pairs in ((part.values, part.labels, part.pairs) for part in (features, held_out)):
+        if values.ndim != 2 or labels.shape != values.shape[:1] or not bool(values.isfinite().all()):
+            return False
+        if (values.dtype, labels.dtype) != (torch.float32, torch.long) or (pairs is None) != (features.pairs is None):
+            return False
+        if pairs is not None and pairs.shape[:1] + pairs.shape[2:] != (len(values), 2):
+            return False
+        numbers = labels if pairs is None else torch.cat([labels, pairs[..., 0].clamp(min=0).long().flatten()])
+        if bool(((numbers < 0) | (numbers >= classes)).any()):
+            return False
+    return len(features) > 1 and (not len(held_out) or held_out.values.shape[1] == features.values.shape[1])
 
 
 def _features(evaluated: EvaluatedEncoder, split: Split, view: View) -> Features:
