@@ -65,7 +65,7 @@ $(EXTRAS): $(READY)
 docs: $(READY)  ## the site, in docs/_build: warnings are errors
 	$(BIN)/python -m sphinx -q -W -b html docs docs/_build
 
-screenshots: $(EXTRAS)  ## the pictures of pages in docs/figures: PHOTOS=FOLDER of class folders [START=timm:NAME]
+screenshots: $(EXTRAS)  ## the pictures of pages in docs/figures: PHOTOS=FOLDER of class folders START=timm:NAME
 	OMP_NUM_THREADS=2 $(BIN)/python tests/browser/screenshots.py $(PHOTOS) $(START)
 
 $(VENV)/.bench: $(READY)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import html
 import os
 import shutil
 import subprocess
@@ -27,6 +28,14 @@ from tests.browser.conftest import Browser
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW, WRONG = 12, 0.05  # labels of a class; part of the labels of the audit's picture
+CARD = """<body style="margin:0;background:#e2e8f0"><style>
+div{{position:absolute;border-radius:10px;overflow:hidden;background:#fff;box-shadow:0 1px 5px #64748b}}
+img{{display:block;width:100%}}
+pre{{margin:0;padding:12px 16px;font:13px/1.55 ui-monospace,monospace;color:#e2e8f0;background:#0f172a;height:100%;
+white-space:pre-wrap}}</style>
+<div style="left:16px;top:16px;width:600px;height:158px"><pre>{terminal}</pre></div>
+<div style="left:16px;top:190px;width:600px;height:434px"><img src="head.png"><img src="cards.png"></div>
+<div style="left:632px;top:16px;width:632px;height:608px"><img src="map-square.png"></div></body>"""
 
 
 class Studio:
@@ -38,10 +47,12 @@ class Studio:
         self.browser = Browser(work)
 
     def python(self, left: str, *words: object) -> None:
-        """Run Python in WORK, unless what it leaves is there."""
+        """Run Python in WORK, unless what it leaves is there; what it prints is kept in LEFT.txt."""
         if not (self.work / left).exists():
             environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SUPANCL_CACHE": str(self.work / "cache")}
-            subprocess.run([sys.executable, *map(str, words)], cwd=self.work, env=environment, check=True)
+            with open(self.work / f"{Path(left).name}.txt", "w") as printed:
+                command = [sys.executable, *map(str, words)]
+                subprocess.run(command, cwd=self.work, env=environment, check=True, stdout=printed)
 
     def tutorial(self, name: str, left: str, *words: str, photos: str = "photos") -> None:
         self.python(left, ROOT / "examples" / f"{name}.py", photos, self.start, *words)
@@ -63,6 +74,21 @@ class Studio:
                 picture, optimize=True
             )
             print(f"{picture.name}: {picture.stat().st_size / 1000:.0f} kB", flush=True)
+
+    def draw_card(self, picture: Path) -> None:
+        """A terminal with the output of `supancl predict`, beside parts of the audit and the map."""
+        words = ("predict", self.start, "--data", "photos", "--out", "all.csv")
+        self.python("all.csv", "-m", "supancl", *words)
+        self.draw("map.html", self.work / "map-square.png", 936, 900)
+        self.draw("audit/audit.html", self.work / "audit.png", 1200, 1000)
+        with Image.open(self.work / "audit.png") as audit:
+            audit.crop((30, 20, 1120, 200)).save(self.work / "head.png")
+            audit.crop((30, 410, 1170, 986)).save(self.work / "cards.png")
+        printed = (self.work / "all.csv.txt").read_text().splitlines()
+        command = "$ supancl predict " + self.start.partition("@")[0] + " --data photos --out all.csv"
+        terminal = html.escape("\n".join([command, *printed]))
+        (self.work / "readme.html").write_text(CARD.format(terminal=terminal))
+        self.draw("readme.html", picture, 1280, 640)
 
 
 def hide_labels(photos: Path, folder: Path) -> None:
@@ -113,6 +139,7 @@ def main() -> None:
         studio.draw("runs/choice/comparison.html", figures / "comparison.png", 1200, 700)
         studio.draw("runs/power/report.html", figures / "own-loss.png", 1200, 700)
         shutil.copyfile(work / "alike.jpg", figures / "alike.jpg")
+        studio.draw_card(figures / "readme.png")
     finally:
         studio.browser.driver.quit()
 
