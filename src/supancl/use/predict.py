@@ -108,16 +108,16 @@ def describe(result: dict[str, Any]) -> list[str]:
     from supancl.evaluation.results import figure_text
 
     name = result["classifier"] + (f", k = {result['k']}" if "k" in result else "")
-    lines = [f"{result['out']}: labels predicted: {result['predicted']} ({name}), given: {result['given']}"]
+    lines = [f"{result['out']}: labels given: {result['given']}, predicted: {result['predicted']} (classifier: {name})"]
     if result["checked_on"]:
         how = "cross-validated" if result.get("cross_validated") else "held-out"
         f1 = f", F1 {result['f1']:.1f}%" if "f1" in result else ""
-        expected = f"expected: {figure_text(result)}{f1}, chance {result['chance']:.1f}% ({how} images: "
+        expected = f"expected accuracy: {figure_text(result)}{f1}, chance {result['chance']:.1f}% ({how} images: "
         lines.append(f"{expected}{result['checked_on']}); mean confidence {result['mean_confidence']:.1f}%")
     else:
         lines.append("confidence: not fitted, because no labelled image was held out; do not take it for a probability")
-    limit = f"cosine to the nearest reference below {result['threshold']:.3f}"
-    lines.append(f"unlike anything seen: {result['unlike']} ({limit}); they come first in the table")
+    limit = f"cosine to the nearest below {result['threshold']:.3f}"
+    lines.append(f"images unlike all labelled ones: {result['unlike']} ({limit}); they come first in the table")
     if "compared" in result:
         lines.append(f"predicted as given: {result['agreeing']} of {result['compared']} labelled images")
     return lines
