@@ -77,7 +77,7 @@ BENCH_views := views.py
 BENCH_step := step.py --rows cpu --rounds 5
 BENCH_data := data.py
 BENCH_evaluate := evaluate.py
-BENCH_scaling := scaling.py --device cpu --parts classes slots order stream step ranks
+BENCH_scaling := scaling.py --device cpu --parts classes slots stream step ranks
 BENCH_trees := step.py
 bench: $(if $(BEFORE)$(filter scaling trees,$(PART)),$(READY),$(VENV)/.bench)  ## PART=views, step, data, evaluate [BEFORE=TREE], scaling; or trees, on a GPU, with BEFORE
 	@test -n "$(BENCH_$(PART))" || { echo "make bench needs PART=views, step, data, evaluate, scaling or trees" >&2; exit 2; }

@@ -1,9 +1,8 @@
 """What a part costs as it grows: `python experiments/benchmarks/scaling.py [--device cpu|cuda] [--parts NAMES]`.
 
-Pools as classes and slots grow, the order of an epoch as images grow, the index and the reading of tar shards, the
-gathers and the gradient over ranks, and a ResNet-50 step with and without a million prototypes. Times are medians over
-repeats after warming up, the device waited for; bytes are those of the tensors themselves. What would take more than
---most-gib is left out.
+Pools as classes and slots grow, the index of tar shards, the gathers and the gradient over ranks, and a ResNet-50 step
+with and without a million prototypes. Times are medians over repeats after warming up, the device waited for; bytes are
+those of the tensors themselves. What would take more than --most-gib is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,9 +31,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
-from supancl.data.decode import decode_threads
 from supancl.data.opening import open_data
-from supancl.data.order import Order, epoch_order
 from supancl.data.sources.tars import index_tars
 from supancl.data.spec import DataSpec
 from supancl.distributed import Ranks
@@ -48,8 +44,6 @@ CLASSES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 SLOTS = (1_000, 10_000, 100_000, 1_000_000)
 PER_CLASS = 4  # slots of a class queue
 SHARDED = 100_000  # classes, where ranks share them
-IMAGES = (10**6, 10**7, 10**8, 10**9)
-WINDOW = 16  # shards whose images are mixed
 GIB = 2**30
 
 
@@ -159,23 +153,11 @@ def queue_by_slots(device: torch.device, most: float) -> Iterator[Record]:
             yield row | pool_row(partial(Queue, slots, WIDTH, 1000), slots, 1000, device)
 
 
-# --- order, index, reading --------------------------------------------------------------------------------------------
+# --- the index of shards --------------------------------------------------------------------------------------------
 
 
-def orders(most: float) -> Iterator[Record]:
-    """The order of an epoch, which a resumed run waits for, and what is held meanwhile."""
-    for images in IMAGES:
-        row: Record = {"images": images, "whole_bytes": 8 * images}
-        if images <= 10**8 and 24 * images <= most * GIB:
-            since = time.perf_counter()
-            epoch_order(images, 0, 0)
-            row["whole_first_ms"] = (time.perf_counter() - since) * 1e3
-            epoch_order.cache_clear()
-        yield row
-
-
-def write_shards(folder: Path, shards: int, each: int, side: tuple[int, int]) -> int:
-    """Bytes of one image on average; sixteen different ones."""
+def write_shards(folder: Path, shards: int, each: int, side: tuple[int, int]) -> None:
+    """Shards of sixteen different images."""
     contents = []
     for seed in range(16):
         buffer = io.BytesIO()
@@ -189,18 +171,17 @@ def write_shards(folder: Path, shards: int, each: int, side: tuple[int, int]) ->
                     member = tarfile.TarInfo(f"{shard * each + i:09d}.{suffix}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
-    return sum(map(len, contents)) // 16
 
 
 def streams(scratch: Path) -> Iterator[Record]:
-    """Indexing shards of small images, opening them again, and decoding photographs as training would."""
+    """Indexing shards of small images, and opening them again."""
     os.environ["SUPANCL_CACHE"] = str(scratch / "cache")
     write_shards(scratch / "small", 9, 2000, (16, 16))
     spec = DataSpec(source=str(scratch / "small"), stream=True, short_side=256)
     found = []
     for _ in range(2):
         since = time.perf_counter()
-        data = open_data(spec, 3)
+        open_data(spec, 3)
         found.append(time.perf_counter() - since)
     files = sorted((scratch / "small").iterdir())
     images = sum(map(len, index_tars(files)))
@@ -212,23 +193,6 @@ def streams(scratch: Path) -> Iterator[Record]:
         "open_us": found[1] / images * 1e6,
         "open_ms_per_shard": found[1] / 9 * 1e3,
         "disk_bytes_per_image": kept / images,
-    }
-    each = write_shards(scratch / "photographs", 3, 600, (500, 375))
-    data = open_data(replace(spec, source=str(scratch / "photographs")), 3)
-    order = Order(torch.zeros(1200), 0, 128, counts=torch.tensor([600, 600]), window=WINDOW)
-    data.train.batch(order.positions(0))
-    rates = []
-    for step in range(1, 9):
-        since = time.perf_counter()
-        data.train.batch(order.positions(step))
-        rates.append(128 / (time.perf_counter() - since))
-    yield {
-        "what": "decode",
-        "threads": decode_threads(),
-        "file_bytes": each,
-        "pixels": "500 x 375 to 341 x 256",
-        "images_per_second": statistics.median(rates),
-        "per_thread": statistics.median(rates) / decode_threads(),
     }
 
 
@@ -320,7 +284,7 @@ def steps(device: torch.device) -> Iterator[Record]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parts = ("classes", "slots", "order", "stream", "step", "ranks")
+    parts = ("classes", "slots", "stream", "step", "ranks")
     parser.add_argument("--parts", nargs="+", default=parts[:-1], choices=parts, help="which tables")
     parser.add_argument("--most-gib", type=float, help="leave out what takes more (24; on a CPU 4)")
     parser.add_argument("--commit", default="", help="where there is no git to ask")
@@ -334,7 +298,6 @@ def main() -> None:
         ways: dict[str, Callable[[], Iterator[Record]]] = {
             "classes": lambda: pools_by_classes(device, most),
             "slots": lambda: queue_by_slots(device, most),
-            "order": lambda: orders(most),
             "stream": lambda: streams(scratch),
             "step": lambda: steps(device),
             "ranks": lambda: by_ranks(scratch),

@@ -1,4 +1,4 @@
-"""`python -m supancl`: the command line."""
+"""`python -m supancl`: the command line, as torchrun starts it, too."""
 
 from supancl.cli import entry
 

@@ -23,7 +23,7 @@ SHORT = {"data.limit": 256, "train.epochs": 2, "train.log_every": 1, "train.devi
 LONG = {**SHORT, "train.epochs": 60, "train.monitor_every": 0}
 STEPS = 60 * 4
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-SUPANCL = ["-m", "supancl.cli", "pretrain"]
+SUPANCL = ["-m", "supancl", "pretrain"]
 
 
 def settings(values: dict[str, object]) -> list[str]:

@@ -18,7 +18,7 @@ TINY = {
     "data": ["--images", "4", "--rounds", "1", "--memory", "10"],
     "detect": ["--quick", "--device", "cpu", "--arch", "fpn"],
     "evaluate": ["--quick", "--only", "knn", "--threads", "1"],
-    "scaling": ["--device", "cpu", "--parts", "order", "classes", "ranks", "--most-gib", "0.001"],
+    "scaling": ["--device", "cpu", "--parts", "classes", "ranks", "--most-gib", "0.001"],
     "step": ["--rows", "imagenet", "--tiny", "--device", "cpu", "--rounds", "1", "--seconds", "0.01"],
     "views": ["--device", "cpu", "--rounds", "1", "--seconds", "0", "--only", "32", "--cores", "1"],
 }

@@ -25,7 +25,7 @@ SETTINGS = {
 
 def agent(words: list[str], folder: Path, restarts: int, machine: str = "") -> subprocess.Popen[bytes]:
     """torchrun here or in a network namespace: the run in `folder`, begun or continued."""
-    command = [*words, "--max-restarts", str(restarts), "-m", "supancl.cli", "pretrain", "digits.supsiam", "--resume"]
+    command = [*words, "--max-restarts", str(restarts), "-m", "supancl", "pretrain", "digits.supsiam", "--resume"]
     command += ["--out", str(folder), "--quiet"]
     command += [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={json.dumps(value)}")]
     within = ["ip", "netns", "exec", machine] if machine else []

@@ -40,7 +40,7 @@ def start_training(place: Path) -> subprocess.Popen[bytes]:
     words = ["pretrain", "digits.supsiam", *TINY, "--data", place / "data", "--out", place / "long", "--quiet"]
     words += ["--epochs", "1000000", "--checkpoint-every", "500", "--set", "data.cache=never"]
     words += ["--set", "data.memory_gb=1e-6"]
-    return subprocess.Popen([sys.executable, "-m", "supancl.cli", *map(str, words)], stdout=subprocess.DEVNULL)
+    return subprocess.Popen([sys.executable, "-m", "supancl", *map(str, words)], stdout=subprocess.DEVNULL)
 
 
 def work(place: Path) -> None:
