@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -31,14 +31,28 @@ class Tree:
     def image(self, name: str, split: str, label: str) -> None:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        encoded = BytesIO()
         kind = {".png": "PNG", ".ppm": "PPM"}.get(path.suffix.lower(), "JPEG")
         mode = "L" if kind == "PNG" else "RGB"  # Omniglot is black on white
-        Image.fromarray(noise(6, 5, 3, seed=next(self.seeds))).convert(mode).save(encoded, kind)
-        path.write_bytes(encoded.getvalue())
+        Image.fromarray(noise(6, 5, 3, seed=next(self.seeds))).convert(mode).save(path, kind)
         self.expected[name] = (split, label)
 
-    def text(self, name: str, lines: list[str]) -> None:
+    def images(
+        self, folder: str, name: str, classes: Iterable[str] | dict[str, str], **each: int
+    ) -> dict[str, dict[str, str]]:
+        """{split: {file below the folder: class}}, with so many images of each class; a dict gives other class names.
+
+        The name has {0} for the class, {1} for the split, {2} for the number within both and {3} for that of them all.
+        """
+        classes = classes if isinstance(classes, dict) else {label: label for label in classes}
+        made, numbers = {}, count(1)
+        for split, images in each.items():
+            files = [(name.format(c, split, i + 1, next(numbers)), c) for c in classes for i in range(images)]
+            made[split] = {file: classes[c] for file, c in files}
+            for file, label in made[split].items():
+                self.image(folder + file, split, label)
+        return made
+
+    def text(self, name: str, lines: Iterable[str]) -> None:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -48,192 +62,122 @@ class Tree:
         savemat(self.root / name, lists)
 
 
-def dtd(root: Path) -> Expected:
-    tree = Tree(root)
-    for split in ("train", "val", "test"):
-        names = [f"{label}/{label}_{split}{i}.jpg" for label in ("banded", "zigzagged", "dotted") for i in range(2)]
-        tree.text(f"dtd/labels/{split}1.txt", names)
+def dtd(tree: Tree, classes: Iterable[str] = ("banded", "zigzagged", "dotted"), each: int = 2) -> None:
+    sizes = dict.fromkeys(("train", "val", "test"), each)
+    for split, files in tree.images("dtd/images/", "{0}/{0}_{1}{2}.jpg", classes, **sizes).items():
+        tree.text(f"dtd/labels/{split}1.txt", files)
         tree.text(f"dtd/labels/{split}2.txt", ["never/read.jpg"])
-        for name in names:
-            tree.image(f"dtd/images/{name}", split, name.split("/")[0])
-    return tree.expected
 
 
-def food101(root: Path) -> Expected:
-    tree = Tree(root)
-    for split, official, each in (("train", "trainval", 10), ("test", "test", 2)):
-        listed = {label: [f"{label}/{split}{i}" for i in range(each)] for label in ("waffles", "apple_pie")}
-        tree.text(f"food-101/meta/{split}.json", [json.dumps(listed)])
-        for label, names in listed.items():
-            for name in names:
-                tree.image(f"food-101/images/{name}.jpg", official, label)
-    return tree.expected
+def food101(tree: Tree) -> None:
+    classes = ("waffles", "apple_pie")
+    for split, files in tree.images("food-101/images/", "{0}/{1}{2}.jpg", classes, trainval=10, test=2).items():
+        listed = {label: [file[:-4] for file in files if files[file] == label] for label in classes}
+        tree.text(f"food-101/meta/{split.removesuffix('val')}.json", [json.dumps(listed)])
 
 
-def mit67(root: Path) -> Expected:
-    tree = Tree(root)
-    for split, official, each in (("Train", "trainval", 8), ("Test", "test", 2)):
-        names = [f"{label}/{split}_{i}.jpg" for label in ("airport_inside", "winecellar") for i in range(each)]
-        tree.text(f"mit67/{split}Images.txt", names)
-        for name in names:
-            tree.image(f"mit67/Images/{name}", official, name.split("/")[0])
-    return tree.expected
+def mit67(tree: Tree) -> None:
+    classes = ("airport_inside", "winecellar")
+    for split, files in tree.images("mit67/Images/", "{0}/{1}_{2}.jpg", classes, trainval=8, test=2).items():
+        tree.text(f"mit67/{split.removesuffix('val').title()}Images.txt", files)
 
 
-def sun397(root: Path) -> Expected:
-    tree = Tree(root)
-    tree.text("SUN397/ClassName.txt", ["/a/abbey", "/u/underwater/coral_reef"])
-    for split, official, each in (("Training", "trainval", 5), ("Testing", "test", 5)):
-        names = [f"/{at}/sun_{split}{i}.jpg" for at in ("a/abbey", "u/underwater/coral_reef") for i in range(each)]
-        tree.text(f"SUN397/{split}_01.txt", names)
-        for name in names:
-            tree.image(f"SUN397{name}", official, "abbey" if "abbey" in name else "underwater/coral_reef")
-    return tree.expected
+def sun397(tree: Tree) -> None:
+    classes = {"a/abbey": "abbey", "u/underwater/coral_reef": "underwater/coral_reef"}
+    tree.text("SUN397/ClassName.txt", [f"/{folder}" for folder in classes])
+    for split, files in tree.images("SUN397/", "{0}/sun_{1}{2}.jpg", classes, trainval=5, test=5).items():
+        tree.text(f"SUN397/{split.removesuffix('val').title()}ing_01.txt", [f"/{file}" for file in files])
 
 
-def caltech101(root: Path) -> Expected:
-    tree = Tree(root)
-    for label, each in (("Faces", 31), ("yin_yang", 35), ("BACKGROUND_Google", 3)):
-        for i in range(each):
-            tree.image(f"caltech101/101_ObjectCategories/{label}/image_{i + 1:04d}.jpg", "all", label)
-    return {name: entry for name, entry in tree.expected.items() if entry[1] != "BACKGROUND_Google"}
+def caltech101(tree: Tree) -> None:
+    classes = ("Faces", "yin_yang", "BACKGROUND_Google")
+    tree.images("caltech101/101_ObjectCategories/", "{0}/image_{2:04d}.jpg", classes, all=33)
 
 
-def cub200(root: Path) -> Expected:
-    tree = Tree(root)
-    images, training = [], []
-    for label in ("001.Black_footed_Albatross", "002.Laysan_Albatross"):
-        for i in range(9):
-            number = len(images) + 1
-            images.append(f"{number} {label}/bird_{i}.jpg")
-            training.append(f"{number} {int(i < 6)}")
-            tree.image(f"CUB_200_2011/images/{label}/bird_{i}.jpg", "trainval" if i < 6 else "test", label)
-    tree.text("CUB_200_2011/images.txt", images)
-    tree.text("CUB_200_2011/train_test_split.txt", training)
-    return tree.expected
+def cub200(tree: Tree) -> None:
+    classes = ("001.Black_footed_Albatross", "002.Laysan_Albatross")
+    made = tree.images("CUB_200_2011/images/", "{0}/bird_{1}{2}.jpg", classes, trainval=6, test=3)
+    listed = sorted((file, split) for split, files in made.items() for file in files)
+    tree.text("CUB_200_2011/images.txt", [f"{n} {file}" for n, (file, _) in enumerate(listed, 1)])
+    parts = [f"{n} {int(split == 'trainval')}" for n, (_, split) in enumerate(listed, 1)]
+    tree.text("CUB_200_2011/train_test_split.txt", parts)
 
 
-def dogs(root: Path) -> Expected:
-    tree = Tree(root)
-    for split, official, each in (("train", "trainval", 10), ("test", "test", 3)):
-        breeds = ("n02085620-Chihuahua", "n02115913-dhole")
-        names = [f"{breed}/{split}_{i}.jpg" for breed in breeds for i in range(each)]
-        cells = np.array(names, dtype=object)[:, None]
-        labels = np.repeat([1, 2], each)[:, None].astype(np.uint8)
-        tree.mat(f"StanfordDogs/{split}_list.mat", file_list=cells, labels=labels)
-        for name in names:
-            tree.image(f"StanfordDogs/Images/{name}", official, name.split("/")[0])
-    return tree.expected
+def dogs(tree: Tree) -> None:
+    classes = ("n02085620-Chihuahua", "n02115913-dhole")
+    for split, files in tree.images("StanfordDogs/Images/", "{0}/{1}_{2}.jpg", classes, trainval=10, test=3).items():
+        cells = np.array(list(files), dtype=object)[:, None]
+        labels = np.array([[1 + classes.index(label)] for label in files.values()], dtype=np.uint8)
+        tree.mat(f"StanfordDogs/{split.removesuffix('val')}_list.mat", file_list=cells, labels=labels)
 
 
-def flowers102(root: Path) -> Expected:
-    tree = Tree(root)
-    labels = np.array([1, 2, 3] * 6)
-    ids = {"trnid": range(1, 7), "valid": range(7, 10), "tstid": range(10, 19)}
-    tree.mat("flowers-102/imagelabels.mat", labels=labels[None])
-    tree.mat("flowers-102/setid.mat", **{key: np.array(numbers)[None] for key, numbers in ids.items()})
-    for key, split in (("trnid", "train"), ("valid", "val"), ("tstid", "test")):
-        for number in ids[key]:
-            tree.image(f"flowers-102/jpg/image_{number:05d}.jpg", split, f"{labels[number - 1]:03d}")
-    return tree.expected
+def flowers102(tree: Tree) -> None:
+    classes = ("002", "001", "003")
+    made = tree.images("flowers-102/jpg/", "image_{3:05d}.jpg", classes, train=2, val=1, test=3)
+    tree.mat("flowers-102/imagelabels.mat", labels=[[int(c) for files in made.values() for c in files.values()]])
+    ids = {key: [[int(file[6:11]) for file in made[split]]] for key, split in
+           (("trnid", "train"), ("valid", "val"), ("tstid", "test"))}  # fmt: skip
+    tree.mat("flowers-102/setid.mat", **ids)
 
 
-def pets(root: Path) -> Expected:
-    tree = Tree(root)
-    for split, each in (("trainval", 10), ("test", 3)):
-        lines = []
-        for label, name in enumerate(("Abyssinian", "american_bulldog", "Bengal"), start=1):
-            for i in range(each):
-                image = f"{name}_{i if split == 'trainval' else 100 + i}"
-                lines.append(f"{image} {label} 1 1")
-                tree.image(f"oxford-iiit-pet/images/{image}.jpg", split, name)
+def pets(tree: Tree) -> None:
+    classes = ("Abyssinian", "american_bulldog", "Bengal")
+    for split, files in tree.images("oxford-iiit-pet/images/", "{0}_{3}.jpg", classes, trainval=10, test=3).items():
+        lines = [f"{file[:-4]} {1 + classes.index(label)} 1 1" for file, label in files.items()]
         tree.text(f"oxford-iiit-pet/annotations/{split}.txt", lines)
-    return tree.expected
 
 
-def aircraft(root: Path) -> Expected:
-    tree = Tree(root)
-    variants = ("707-320", "Boeing 717")
-    tree.text("fgvc-aircraft-2013b/data/variants.txt", list(variants))
-    number = 1000
-    for split in ("train", "val", "test"):
-        lines = []
-        for variant in variants:
-            for _ in range(2):
-                number += 1
-                lines.append(f"{number:07d} {variant}")
-                tree.image(f"fgvc-aircraft-2013b/data/images/{number:07d}.jpg", split, variant)
-        tree.text(f"fgvc-aircraft-2013b/data/images_variant_{split}.txt", lines)
-    return tree.expected
+def aircraft(tree: Tree) -> None:
+    data, classes = "fgvc-aircraft-2013b/data/", ("707-320", "Boeing 717")
+    tree.text(f"{data}variants.txt", classes)
+    for split, files in tree.images(f"{data}images/", "{3:07d}.jpg", classes, train=2, val=2, test=2).items():
+        tree.text(f"{data}images_variant_{split}.txt", [f"{file[:-4]} {label}" for file, label in files.items()])
 
 
-def fungi(root: Path) -> Expected:
+def fungi(tree: Tree) -> None:
     """Two of the three categories have the same name."""
-    tree = Tree(root)
-    names = {0: "Agaricus altipes", 1: "Amanita crocea", 2: "Agaricus altipes"}
-    for split in ("train", "val"):
-        images, annotations = [], []
-        for category, name in names.items():
-            for i in range(3):
-                file = f"images/{category}_{name}/{split}{i}.JPG"
-                images.append({"id": f"{split}{category}{i}", "file_name": file})
-                annotations.append({"image_id": f"{split}{category}{i}", "category_id": category})
-                tree.image(f"fgvc_fungi/{file}", split, f"{category:04d}.{name}")
-        categories = [{"id": category, "name": name} for category, name in names.items()]
-        listed = {"images": images, "annotations": annotations[::-1], "categories": categories}
+    names = ("Agaricus altipes", "Amanita crocea", "Agaricus altipes")
+    classes = {f"{category}_{name}": f"{category:04d}.{name}" for category, name in enumerate(names)}
+    for split, files in tree.images("fgvc_fungi/", "images/{0}/{1}{2}.JPG", classes, train=3, val=3).items():
+        annotations = [{"image_id": file[7:], "category_id": int(label[:4])} for file, label in files.items()]
+        listed = {
+            "images": [{"id": file[7:], "file_name": file} for file in files],
+            "annotations": annotations[::-1],
+            "categories": [{"id": category, "name": name} for category, name in enumerate(names)],
+        }
         tree.text(f"fgvc_fungi/{split}.json", [json.dumps(listed)])
-    return tree.expected
 
 
-def omniglot(root: Path) -> Expected:
-    tree = Tree(root)
-    for part, alphabets in (("images_background", ("Greek", "Latin")), ("images_evaluation", ("Tengwar",))):
-        for alphabet in alphabets:
-            for character in ("character01", "character02"):
-                for i in range(3):
-                    name = f"omniglot-py/{part}/{alphabet}/{character}/0001_{i:02d}.png"
-                    tree.image(name, "all", f"{alphabet}/{character}")
-    return tree.expected
+def omniglot(tree: Tree) -> None:
+    alphabets = ("images_background/Greek", "images_background/Latin", "images_evaluation/Tengwar")
+    folders = [f"{alphabet}/character0{i}" for alphabet in alphabets for i in (1, 2)]
+    classes = {folder: folder.partition("/")[2] for folder in folders}
+    tree.images("omniglot-py/", "{0}/0001_{2:02d}.png", classes, all=3)
 
 
-def traffic_signs(root: Path) -> Expected:
-    tree = Tree(root)
-    rows = []
-    for i, label in enumerate([16, 1, 38, 1, 16, 38]):
-        rows.append([f"{i:05d}.ppm", 53, 54, 6, 5, 48, 49, label])
-        tree.image(f"gtsrb/GTSRB/Final_Test/Images/{i:05d}.ppm", "test", f"{label:05d}")
-    with open(root / "gtsrb" / "GT-final_test.csv", "w", newline="") as file:
-        writer = csv.writer(file, delimiter=";")
-        writer.writerow(["Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId"])
-        writer.writerows(rows)
-    return tree.expected
+def traffic_signs(tree: Tree) -> None:
+    classes = ("00016", "00001", "00038")
+    files = tree.images("gtsrb/GTSRB/Final_Test/Images/", "{3:05d}.ppm", classes, test=2)["test"]
+    rows = [f"{file};53;54;6;5;48;49;{int(label)}" for file, label in files.items()]
+    tree.text("gtsrb/GT-final_test.csv", ["Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId", *rows])
 
 
-def imagenet100(root: Path) -> Expected:
+def imagenet100(tree: Tree) -> None:
     """The hundred classes, and one that is not among them."""
+    tree.images("imagenet/", "{1}/{0}/{0}_{2}.JPEG", (*imagenet100_classes(), "n00000000"), train=1, val=1)
+
+
+def built(layout: Callable[[Tree], None], root: Path) -> Expected:
     tree = Tree(root)
-    for label in (*imagenet100_classes(), "n00000000"):
-        tree.image(f"imagenet/train/{label}/{label}_1.JPEG", "train", label)
-        tree.image(f"imagenet/val/{label}/ILSVRC2012_val_{label}.JPEG", "val", label)
-    return {name: entry for name, entry in tree.expected.items() if entry[1] != "n00000000"}
+    layout(tree)
+    return {file: found for file, found in tree.expected.items() if found[1] not in ("BACKGROUND_Google", "n00000000")}
 
 
-BUILDERS: dict[str, Callable[[Path], Expected]] = {
-    "dtd": dtd,
-    "food101": food101,
-    "mit67": mit67,
-    "sun397": sun397,
-    "caltech101": caltech101,
-    "cub200": cub200,
-    "dogs": dogs,
-    "flowers102": flowers102,
-    "pets": pets,
-    "aircraft": aircraft,
-    "fungi": fungi,
-    "omniglot": omniglot,
-    "traffic-signs": traffic_signs,
-    "imagenet100": imagenet100,
-}
+LAYOUTS = (
+    dtd, food101, mit67, sun397, caltech101, cub200, dogs, flowers102, pets, aircraft, fungi, omniglot, traffic_signs,
+    imagenet100,
+)  # fmt: skip
+BUILDERS = {layout.__name__.replace("_", "-"): partial(built, layout) for layout in LAYOUTS}
 
 
 # --- CIFAR ------------------------------------------------------------------------------------------------------------

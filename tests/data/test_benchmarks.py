@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from supancl.data.sources.benchmarks import BENCHMARKS, check_benchmark, draw_ex
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
 from tests.facts import read_tables
-from tests.helpers import assert_refused, property_test
+from tests.helpers import mentions, property_test
 
 
 def every(split):
@@ -39,13 +38,6 @@ def filed(source):
 def shrunk(monkeypatch, name, **fields):
     """The row with other sizes, so that a miniature is whole."""
     monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], **fields))
-
-
-def message(call, *arguments, **named):
-    with pytest.raises(BadInput) as error:
-        call(*arguments, **named)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -85,13 +77,9 @@ def test_sizes_and_metrics_are_the_papers_but_for_cub200_whose_published_ones_di
 # --- official layouts -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=BUILDERS)
-def tree(request, tmp_path):
-    return request.param, tmp_path, BUILDERS[request.param](tmp_path)
-
-
-def test_a_miniature_in_the_official_layout_has_its_files_classes_and_splits(tree):
-    name, root, expected = tree
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_miniature_in_the_official_layout_has_its_files_classes_and_splits(name, tmp_path):
+    root, expected = tmp_path, BUILDERS[name](tmp_path)
     for use in BENCHMARKS[name].uses:
         source = open_benchmark(name, root, use=use, partial=True)
         found = {str(Path(path).relative_to(root)): entry for path, entry in filed(source).items()}
@@ -101,8 +89,8 @@ def test_a_miniature_in_the_official_layout_has_its_files_classes_and_splits(tre
             allowed = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}.get(official, {official})
             assert found[path][0] in ({"train"} if use == "few-shot" else allowed), path
         assert len(source.classes) == len(set(source.classes)) == len({label for _, label in expected.values()})
-        if name != "imagenet100":
-            assert source.classes == tuple(sorted(source.classes))
+        in_order = layouts.imagenet100_classes() if name == "imagenet100" else tuple(sorted(source.classes))
+        assert source.classes == in_order
         assert any("incomplete" in remark for remark in source.remarks)
 
 
@@ -146,19 +134,6 @@ def test_images_and_classes_are_torchvisions(name, tmp_path, monkeypatch):
     assert len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}) == len(source.classes)
 
 
-def test_imagenet100_labels_follow_the_list_and_other_classes_are_passed_over(tmp_path, monkeypatch):
-    BUILDERS["imagenet100"](tmp_path)
-    shrunk(monkeypatch, "imagenet100", class_sizes={"train": (1, 2), "val": (1, 1)})
-    source = open_benchmark("imagenet100", tmp_path)
-    assert source.classes == layouts.imagenet100_classes()
-    for split in ("train", "val"):
-        part = source.splits[split]
-        wnids = [Path(name).parent.name for name in part.names_at(every(part))]
-        assert [layouts.imagenet100_classes().index(wnid) for wnid in wnids] == part.labels.tolist()
-        assert sorted(part.labels.tolist()) == list(range(100))
-    assert check_benchmark("imagenet100", tmp_path).ok
-
-
 # --- CIFAR ------------------------------------------------------------------------------------------------------------
 
 
@@ -171,12 +146,9 @@ def test_published_cifar_files(tmp_path, monkeypatch):
     assert {name: len(split) for name, split in source.splits.items()} == {"train": 54, "val": 6, "test": 12}
     assert np.array_equal(source.splits["test"].batch(torch.arange(12)).pixels.numpy(), written["test_batch"])
     assert source.splits["test"].labels.tolist() == [0, 1, 2] * 4
-    assert Counter(source.splits["val"].labels.tolist()) == {0: 2, 1: 2, 2: 2}
-    both = [source.splits[name].batch(every(source.splits[name])).pixels.numpy() for name in ("train", "val")]
-    trained = [written[f"data_batch_{i}"] for i in range(1, 6)]
-    assert sorted(image.tobytes() for image in np.concatenate(both)) == sorted(
-        image.tobytes() for image in np.concatenate(trained)
-    )
+    both = [image.numpy().tobytes() for name in ("train", "val")
+            for image in source.splits[name].batch(every(source.splits[name])).pixels]  # fmt: skip
+    assert sorted(both) == sorted(image.tobytes() for i in range(1, 6) for image in written[f"data_batch_{i}"])
     assert check_benchmark("cifar10", tmp_path / "cifar-10-batches-py").ok
 
 
@@ -185,7 +157,8 @@ def test_a_pickle_that_is_not_the_published_one_is_never_opened(tmp_path, monkey
     folder = tmp_path / "cifar-10-batches-py"
     monkeypatch.setattr("pickle.load", lambda *_, **__: pytest.fail("opened a pickle"))
     (folder / "data_batch_3").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    assert_refused(message(open_benchmark, "cifar10", tmp_path), folder, "MD5")
+    with pytest.raises(BadInput, match=mentions(folder, "MD5")):
+        open_benchmark("cifar10", tmp_path)
 
 
 def test_fc100_is_the_test_classes_of_cifar100_with_all_their_images(tmp_path, monkeypatch):
@@ -196,18 +169,12 @@ def test_fc100_is_the_test_classes_of_cifar100_with_all_their_images(tmp_path, m
     assert source.classes == FC100_TEST_CLASSES == tuple(sorted(FC100_TEST_CLASSES))
     assert set(source.splits) == {"train"}
     part = source.splits["train"]
-    wanted = [
-        (written[split][i].tobytes(), classes[i % 23])
-        for split in ("train", "test")
-        for i in range(46)
-        if classes[i % 23] in FC100_TEST_CLASSES
+    files = [
+        (image.tobytes(), classes[i % 23]) for split in ("train", "test") for i, image in enumerate(written[split])
     ]
-    found = [
-        (image.tobytes(), source.classes[label])
-        for image, label in zip(part.batch(every(part)).pixels.numpy(), part.labels.tolist(), strict=True)
-    ]
-    assert found == wanted
-    assert part.names_at(torch.tensor([0])) != part.names_at(torch.tensor([40]))
+    images = [image.tobytes() for image in part.batch(every(part)).pixels.numpy()]
+    labels = [source.classes[label] for label in part.labels.tolist()]
+    assert list(zip(images, labels, strict=True)) == [file for file in files if file[1] in FC100_TEST_CLASSES]
 
 
 # --- dividing ---------------------------------------------------------------------------------------------------------
@@ -240,11 +207,12 @@ def test_a_drawn_split_has_exactly_its_size_and_each_class_its_share(sizes, shar
 def test_a_missing_image_is_named_and_left_out_of_partial_data(tmp_path, monkeypatch):
     expected = BUILDERS["pets"](tmp_path)
     shrunk(monkeypatch, "pets", classes=3, split=(24, 6, 9))
-    for number in (3, 7):
+    for number in (23, 27):
         (tmp_path / f"oxford-iiit-pet/images/Bengal_{number}.jpg").unlink()
-    assert_refused(message(open_benchmark, "pets", tmp_path), "pets", "supancl data check pets")
+    with pytest.raises(BadInput, match="supancl data check pets"):
+        open_benchmark("pets", tmp_path)
     check = check_benchmark("pets", tmp_path)
-    assert check.missing == ("images/Bengal_3.jpg", "images/Bengal_7.jpg")
+    assert check.missing == ("images/Bengal_23.jpg", "images/Bengal_27.jpg")
     assert check.counts["train images"][0] + check.counts["val images"][0] == 28
     assert not check.ok
     source = open_benchmark("pets", tmp_path, partial=True)
@@ -265,4 +233,5 @@ def test_a_split_file_that_is_absent_or_garbled(name, file, content, tmp_path):
     (tmp_path / file).unlink()
     if content is not None:
         (tmp_path / file).write_bytes(content)
-    assert_refused(message(open_benchmark, name, tmp_path), name, tmp_path, "official")
+    with pytest.raises(BadInput, match=mentions(tmp_path, "official")):
+        open_benchmark(name, tmp_path)

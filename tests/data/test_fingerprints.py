@@ -1,16 +1,14 @@
 """Every kind of source against what an earlier version read from it: images in order, classes, labels, splits, digests.
 
-`python tests/data/test_fingerprints.py` writes fingerprints.json anew, for a version whose readings are right.
+`python -m tests.data.test_fingerprints FOLDER` writes fingerprints.json anew, for a version whose readings are right.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,9 @@ from PIL import Image
 
 from supancl.data.opening import from_arrays, open_data
 from supancl.data.spec import DataSpec
+from tests.helpers import noise, png, write_tar
 
 SAVED = Path(__file__).with_name("fingerprints.json")
-
-
-def pixels(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 def images(*names: str, size: tuple[int, int] = (8, 9)) -> None:
@@ -35,7 +30,7 @@ def images(*names: str, size: tuple[int, int] = (8, 9)) -> None:
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
-        Image.fromarray(pixels(*size, 3, seed=seed)).save(name, "PNG")
+        Image.fromarray(noise(*size, 3, seed=seed)).save(name, "PNG")
 
 
 def folders(*roots: str, each: int = 5) -> None:
@@ -95,34 +90,30 @@ def table_with_other_names() -> str:
 
 def archive() -> str:
     np.savez(
-        "arrays.npz", train_images=pixels(12, 8, 8), train_labels=np.arange(12) % 3 - 1,
-        test_images=pixels(5, 8, 8, seed=1), test_labels=np.arange(5) % 2,
+        "arrays.npz", train_images=noise(12, 8, 8), train_labels=np.arange(12) % 3 - 1,
+        test_images=noise(5, 8, 8, seed=1), test_labels=np.arange(5) % 2,
     )  # fmt: skip
     return "arrays.npz"
 
 
 def archive_of_texts() -> str:
-    np.savez("texts.npz", train_images=pixels(12, 8, 8, 3), train_labels=np.array(["b", "a", "10", ""] * 3))
+    np.savez("texts.npz", train_images=noise(12, 8, 8, 3), train_labels=np.array(["b", "a", "10", ""] * 3))
     return "texts.npz"
 
 
 def archive_of_weights() -> str:
     weights = np.eye(3)[np.arange(12) % 3] + 0.5 * np.eye(3)[np.arange(12) // 4 % 3]
-    np.savez("soft.npz", train_images=pixels(12, 8, 8, 3), train_labels=weights, class_names=["z", "y", "x"])
+    np.savez("soft.npz", train_images=noise(12, 8, 8, 3), train_labels=weights, class_names=["z", "y", "x"])
     return "soft.npz"
 
 
 def shards() -> str:
-    Path("shards").mkdir(exist_ok=True)
     for name, count in (("train-000", 7), ("train-001", 6), ("val-000", 4)):
-        with tarfile.open(f"shards/{name}.tar", "w") as tar:
-            for i in range(count):
-                content = io.BytesIO()
-                Image.fromarray(pixels(8, 8 + i % 2, 3, seed=len(name) + i)).save(content, "PNG")
-                for suffix, data in (("png", content.getvalue()), ("cls", b"" if i == 5 else str(9 + i % 3).encode())):
-                    member = tarfile.TarInfo(f"{name}-{i}.{suffix}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+        members = []
+        for i in range(count):
+            members.append((f"{name}-{i}.png", png(len(name) + i, (8, 8 + i % 2))))
+            members.append((f"{name}-{i}.cls", b"" if i == 5 else str(9 + i % 3).encode()))
+        write_tar(Path(f"shards/{name}.tar"), members)
     return "shards/{train-000,train-001,val-000}.tar"
 
 
@@ -134,7 +125,7 @@ def torchvision_folder() -> str:
 def hugging_face() -> str:
     import datasets
 
-    pictures = [Image.fromarray(pixels(8, 9, 3, seed=i)) for i in range(12)]
+    pictures = [Image.fromarray(noise(8, 9, 3, seed=i)) for i in range(12)]
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["z", "a", "m"])})
     part = datasets.Dataset.from_dict({"image": pictures, "label": [0, 1, 2, -1] * 3}, features=features)
     datasets.DatasetDict({"train": part, "validation": part.select(range(4))}).save_to_disk("hub")
@@ -197,7 +188,7 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, Any]]] = {
 def read(name: str) -> dict[str, Any]:
     """What the version says of a source; it is made in the working folder."""
     if name == "arrays from python":
-        return described(from_arrays(pixels(40, 8, 8), np.arange(40) % 3 * 10))
+        return described(from_arrays(noise(40, 8, 8), np.arange(40) % 3 * 10))
     if name == "benchmark":
         from supancl.data.opening import open_benchmark
         from supancl.data.preparing import prepare_data

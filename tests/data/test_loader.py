@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -20,29 +18,27 @@ def ragged(count: int = 24) -> list[torch.Tensor]:
     return [torch.from_numpy(noise(3, 4 + i % 5, 6 + i % 4, seed=i)) for i in range(count)]
 
 
-class Counted(ImageStore):
-    """A store that keeps in mind what it was asked for, and by which thread; `bad` positions cannot be read."""
+class Torn(ImageStore):
+    """A store of which `bad` positions cannot be read."""
 
     def __init__(self, store: PackedImages, bad: frozenset[int] = frozenset()) -> None:
         self.store, self.bad = store, bad
-        self.asked: list[list[int]] = []
-        self.threads: set[str] = set()
 
     def __len__(self) -> int:
         return len(self.store)
 
     def batch(self, indices: torch.Tensor) -> Batch:
-        self.asked.append(indices.tolist())
-        self.threads.add(threading.current_thread().name)
         if self.bad & set(indices.tolist()):
             raise BadInput("cat.jpg: was readable before, now it is not; restore it")
         return self.store.batch(indices)
 
 
-def split_of(bad: frozenset[int] = frozenset()) -> tuple[Split, Counted, Order]:
-    store = Counted(PackedImages.from_images(ragged()), bad)
-    split = full_split(store, torch.arange(24) % 3, [f"{i}.jpg" for i in range(24)])
-    return split, store, Order(split.labels, 0, 4)
+LABELS = torch.arange(24) % 3
+ORDER = Order(LABELS, 0, 4)
+
+
+def split_of(bad: frozenset[int] = frozenset()) -> Split:
+    return full_split(Torn(PackedImages.from_images(ragged()), bad), LABELS, [f"{i}.jpg" for i in range(24)])
 
 
 def equal(one: Batch, other: Batch) -> bool:
@@ -52,25 +48,23 @@ def equal(one: Batch, other: Batch) -> bool:
 
 @pytest.mark.parametrize("steps", [[0, 1, 2, 3, 4, 5], [3, 3, 3], [0, 5, 1, 4], [7, 8, 2, 3, 11], [4, 5, 6, 0, 1]])
 def test_a_feed_gives_what_the_split_gives_in_any_order(steps):
-    split, _, order = split_of()
-    feed = Feed(split, order.positions, CPU, steps=12)
+    split = split_of()
+    feed = Feed(split, ORDER.positions, CPU, steps=12)
     for step in steps:
-        assert equal(feed.batch(step), split.store.store.batch(order.positions(step)))
+        assert equal(feed.batch(step), split.store.store.batch(ORDER.positions(step)))
     feed.close()
 
 
 def test_what_goes_wrong_in_the_thread_reaches_who_asks_for_that_step():
-    split, _, order = split_of()
-    bad = frozenset(order.positions(2).tolist())
-    split, _, order = split_of(bad)
-    feed = Feed(split, order.positions, CPU, steps=6)
+    split = split_of(bad=frozenset(ORDER.positions(2).tolist()))
+    feed = Feed(split, ORDER.positions, CPU, steps=6)
     feed.batch(0)  # step 2 is being made already: the error waits for its turn
     feed.batch(1)
     with pytest.raises(BadInput, match=mentions("cat.jpg", "before")):
         feed.batch(2)
     with pytest.raises(BadInput):  # and again, when asked for again
         feed.batch(2)
-    assert equal(feed.batch(3), split.store.store.batch(order.positions(3)))
+    assert equal(feed.batch(3), split.store.store.batch(ORDER.positions(3)))
     feed.close()
 
 

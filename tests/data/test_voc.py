@@ -61,13 +61,9 @@ def test_the_labels_are_the_classes_of_the_objects(tmp_path):
 def test_what_is_missing_or_damaged_is_named(tmp_path):
     folder = write_year(tmp_path, train=TRAIN)
     annotations, lists = folder / "Annotations", folder / "ImageSets" / "Main"
-    for text, noun in (
-        (annotation([("", 1.0, 1.0, 5.0, 5.0)], (8, 8)), "<name>"),
-        ("<a>" * 100_000 + "</a>" * 100_000, "annotation"),
-        ('<!DOCTYPE a [<!ENTITY x SYSTEM "/etc/passwd">]><annotation>&x;</annotation>', "annotation"),
-    ):
+    for text in ("<a>" * 100_000, '<!DOCTYPE a [<!ENTITY x SYSTEM "/etc/passwd">]><annotation>&x;</annotation>'):
         (annotations / "c.xml").write_text(text)
-        with pytest.raises(BadInput, match=mentions("c.xml", noun)):
+        with pytest.raises(BadInput, match=mentions("c.xml", "annotation")):
             opened(folder)
     (annotations / "c.xml").unlink()
     with pytest.raises(BadInput, match=mentions("c.xml", "list")):

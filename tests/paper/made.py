@@ -14,7 +14,7 @@ import pytest
 from supancl.cli import main
 from supancl.data.opening import open_benchmark
 from supancl.data.sources.benchmarks import BENCHMARKS
-from tests.data.benchmark_trees import BUILDERS, Tree
+from tests.data.benchmark_trees import BUILDERS, Tree, dtd
 
 SMALL = ("--epochs", "1", "--device", "cpu", "--set", "encoder.width=8", "--set", "schedule.warmup_epochs=0")
 TRAIN = (*SMALL, "--jobs", "1")
@@ -50,12 +50,7 @@ def edit(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None
 
 def few_shot_dtd(root: Path) -> None:
     """DTD's layout with six classes of nine images: enough for 5-way 5-shot episodes."""
-    tree = Tree(root)
-    for split in ("train", "val", "test"):
-        names = [f"{label}/{label}_{split}{i}.jpg" for label in "abcdef" for i in range(3)]
-        tree.text(f"dtd/labels/{split}1.txt", names)
-        for name in names:
-            tree.image(f"dtd/images/{name}", split, name.split("/")[0])
+    dtd(Tree(root), "abcdef", 3)
 
 
 def make_benchmarks(root: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> Path:
