@@ -76,6 +76,7 @@ RENAMED: dict[str, str] = {"validation": "held_out", "spread": "interval", "runs
 CIRCUMSTANCES = {"seconds", "commit", "versions", "hardware", "images_per_second", "time", "out", "encoder", "pictures"}
 CIRCUMSTANCES |= {"row", "crc"}  # of the log: the checksum covers the speed
 CIRCUMSTANCES |= {"with_label_noise"}  # of an audit, which does not repeat a run's wrong labels any more
+CIRCUMSTANCES |= {"key"}  # of an evaluation: by it a study finds a result again
 CIRCUMSTANCES |= {"iterations"}  # of a solver
 
 

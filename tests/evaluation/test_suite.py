@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from supancl.evaluation import FewShot as Episodes
-from supancl.evaluation import suite
+from supancl.evaluation import protocols, suite
 from supancl.evaluation.encoder import EvaluationOptions, SourceCache
 from supancl.evaluation.suite import Task, run_suite, suite_tasks
 from supancl.runs.encoder_file import save_encoder
@@ -54,10 +54,13 @@ def measured(runs, plan, out, options=None):
 def counted(monkeypatch):
     """How often each protocol is run."""
     calls = []
-    plain = suite.evaluate
-    monkeypatch.setattr(
-        suite, "evaluate", lambda who, settings, *rest: calls.append(settings.name) or plain(who, settings, *rest)
-    )
+    plain = protocols.record
+
+    def record(evaluated, data, settings, *rest):
+        calls.append(settings.name)
+        return plain(evaluated, data, settings, *rest)
+
+    monkeypatch.setattr(protocols, "record", record)
     return calls
 
 

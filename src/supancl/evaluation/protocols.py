@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from supancl.probes.knn import default_k, knn_answers
 from supancl.probes.linear import LinearProbe, linear_probe, transfer
 from supancl.probes.sgd import EpochOfBatches, sgd_probe
 from supancl.probes.variance import collapse
-from supancl.runs.provenance import commit, hardware, versions
+from supancl.runs.provenance import commit, content_digest, hardware, versions
 
 VERSION = 2  # of results: 2 since crops begin at whole pixels
 LEVEL_CONDITIONS = ("k", "weight", "weight_by_half", "chosen_on", "cut_off")  # of a level, where the protocol has them
@@ -46,15 +46,24 @@ Answer = tuple[Measured | None, dict[str, Any]]  # what is measured, and what el
 
 
 def evaluate(
-    evaluated: EvaluatedEncoder, settings: Settings, source: str | None = None, name: str | None = None
+    evaluated: EvaluatedEncoder,
+    settings: Settings,
+    source: str | None = None,
+    name: str | None = None,
+    *,
+    saved: Iterable[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Measure an encoder by the protocol of these settings, and save the result in its run.
 
-    `source` is the run's own data by default. Protocols for other data name their results by it, or by `name`.
+    `source` is the run's own data by default. Protocols for other data name their results by it, or by `name`. If one
+    of the `saved` results has the same key, it is returned as it is.
     """
     since = time.perf_counter()
     if settings.needs_data and source is None:
         raise BadInput(f"{settings.name} is measured on other data than the run's; name data")
+    for result in saved:
+        if result.get("key") == result_key(evaluated, settings, source):
+            return result
     if isinstance(settings, FineTune):
         check_fine_tuning(evaluated, source, settings)
     answer = ANSWERS[type(settings)]
@@ -69,6 +78,14 @@ def evaluate(
             about["levels"] = measure_levels(every_label, settings, parts, (measured, about))
         about |= certainty_keys(evaluated, data, settings, measured, lambda parts: answer(parts, settings)[0])
     return record(evaluated, data, settings, about, since, name)
+
+
+def result_key(evaluated: EvaluatedEncoder, settings: Settings, source: str | None) -> str:
+    """A digest of what a result depends on: weights, features, settings, and which data, but not their content."""
+    options, place = evaluated.options, absolute_source(resolve_source(evaluated, source))
+    features = [VERSION, evaluated.weights, evaluated.projector_key, options.layer, options.normalize]
+    data = [place, is_run_source(evaluated, source), options.partial, options.skip_bad_images]
+    return content_digest([*features, *data, settings.name, to_json(settings)])[:16]
 
 
 def measure_levels(every_label: Parts, settings: Settings, leaves: Parts, main: Answer) -> list[dict[str, Any]]:
@@ -115,6 +132,7 @@ def record(
         "label": evaluated.label,
         "weights": evaluated.weights,
         "features_version": VERSION,
+        "key": result_key(evaluated, settings, data.source),
         "layer": evaluated.options.layer,
         "normalize": evaluated.options.normalize,
         **evaluated.projector_key,

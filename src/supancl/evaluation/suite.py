@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from supancl.config import to_json
 from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import benchmark as benchmark_row
 from supancl.data.sources.benchmarks import choose_benchmarks, find_benchmark, find_benchmarks
@@ -32,7 +31,6 @@ from supancl.reporter import Reporter
 from supancl.stats import episode_half_width
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
-VERSION = 5  # results of another version are measured again
 OUT_OF_MEMORY = "the GPU does not have enough memory; lower batch_size, or pass device cpu"
 DIGITS = 2  # of a score as it is printed and ranked
 Results = Sequence[dict[str, Any]]  # results of protocols, with their task, data and group
@@ -143,24 +141,16 @@ def load_or_measure(
     evaluated: EvaluatedEncoder, task: Task, root: Path, out: Path, files: str
 ) -> tuple[dict[str, Any], bool]:
     """The result, and whether an earlier call measured it; `files` is the data set's key."""
-    options, settings = evaluated.options, task.settings
-    key = {
-        "version": VERSION,
-        "weights": evaluated.weights,
-        "features": options.describe("margin", **evaluated.projector_key),
-        "data": files,
-        "partial": options.partial,
-        "skip_bad_images": options.skip_bad_images,
-        "settings": to_json(settings),
-    }
     # unique for every encoder: two runs may have the same last component
     folder = out / f"{Path(evaluated.location).name}-{short_digest(evaluated.location)}" / "evaluate"
     path = folder / f"{task.title.replace(' ', '-')}-{task.data}.json"
     saved = read_json(path)
-    if saved.get("suite") == key and figure_of(saved) is not None and is_as_written(saved):
-        return {name: value for name, value in saved.items() if name != "digest"}, True
-    source = task.data if settings.needs_data else None
-    result = evaluate(evaluated, settings, f"{task.data}@{root}", source) | {"suite": key}
+    is_usable = saved.get("files") == files and figure_of(saved) is not None and is_as_written(saved)
+    name = task.data if task.settings.needs_data else None
+    result = evaluate(evaluated, task.settings, f"{task.data}@{root}", name, saved=[saved] if is_usable else ())
+    if result is saved:
+        return {key: value for key, value in saved.items() if key != "digest"}, True
+    result |= {"files": files}
     for made in (folder.parent, folder):
         make_inner_folder(made)
     write_sealed_json(path, result)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from supancl.data.sources.benchmarks import find_benchmarks
 from supancl.errors import BadInput
+from supancl.evaluation import Knn, Linear, Tested, Variance
 from supancl.evaluation.data import data_for
 from supancl.evaluation.suite import run_suite, suite_tasks
 from supancl.paper.layouts import Layout, pretrained_on
 from supancl.paper.pivot import FilledTable, fill
 from supancl.paper.results import read_entries
 from supancl.paper.studies import STUDIES, Rows, check_supcon, study_rows, varied_fields
+from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import RECIPES, Recipe
 from supancl.reporter import current_reporter
 from supancl.runs.folder import RunFolder
@@ -173,7 +175,7 @@ def evaluate(plan: Plan, names: list[str]) -> list[str]:
             try:
                 evaluator.rows(plan.out / name, measurement)
             except BadInput as error:
-                failures.append(f"{name}: {measurement.protocol} not measured: {error}")
+                failures.append(f"{name}: {measurement.settings.name} not measured: {error}")
     kinds = {column.partition(":")[0] for column in plan.layout.paper.columns}
     protocols = [kind for kind in ("transfer", "fewshot") if kind in kinds]
     if not protocols or not plan.available or plan.benchmarks is None:
@@ -197,13 +199,13 @@ def measurements(plan: Plan, name: str, evaluator: RunEvaluator) -> list[Measure
     kinds = {column.partition(":")[0] for column in columns} & {"knn", "linear", "within"}
     if not kinds:
         return []
-    split = "test" if data_for(evaluator.open_run(folder), None).test is not None else "held-out"
-    of_projector = Measurement("variance", "train", layer="projector")
+    split: Tested = "test" if data_for(evaluator.open_run(folder), None).test is not None else "held-out"
+    of_projector = Measurement(Variance(split="train"), "projector")
     wanted = {
-        "knn": Measurement("knn", split),
-        "linear": Measurement("linear", split, plan.layout.probe),
-        "within": of_projector if RunFolder(folder).projector.is_file() else Measurement("variance", split),
+        "knn": Measurement(Knn(k=(DEFAULT_K,), split=split)),
+        "linear": Measurement(Linear.given({"probe": plan.layout.probe, "split": split})),
+        "within": of_projector if RunFolder(folder).projector.is_file() else Measurement(Variance(split=split)),
     }
     others = [data for data in plan.available if f"linear:{data}" in columns and data != own]
-    crossed = [Measurement("linear", "test", source=f"{data}@{plan.benchmarks}") for data in others]
+    crossed = [Measurement(Linear(split="test"), source=f"{data}@{plan.benchmarks}") for data in others]
     return [*(measurement for kind, measurement in wanted.items() if kind in kinds), *crossed]

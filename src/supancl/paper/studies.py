@@ -17,6 +17,7 @@ from supancl.core.losses import Align, Contrast
 from supancl.core.methods import METHODS
 from supancl.core.pools import PoolSpec
 from supancl.errors import BadInput
+from supancl.evaluation import Variance
 from supancl.files import write_json, write_text
 from supancl.paper.layouts import LAYOUTS, VARIED, row_by_cell
 from supancl.probes.knn import DEFAULT_K
@@ -213,5 +214,5 @@ def measure_row(folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, 
     trained, _ = RunFolder(folder).read_recipe()
     measured = evaluator.measure(folder, ("knn", "linear", "ratio"), split, DEFAULT_K)
     if isinstance(trained.loss, Align) and RunFolder(folder).projector.is_file():  # Table 1's variance
-        evaluator.rows(folder, Measurement("variance", "train", layer="projector"))
+        evaluator.rows(folder, Measurement(Variance(split="train"), "projector"))
     return {key: measured[key] for key in MEASURES}

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,18 +23,17 @@ from typing import Any, NamedTuple
 import torch
 
 from supancl.data.decode import available_cores
-from supancl.data.opening import is_same_source, open_data
+from supancl.data.opening import open_data
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import require_single_process
 from supancl.distributed.ranks import pick_device
 from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, SupanclError
-from supancl.evaluation import PROTOCOLS as SETTINGS
+from supancl.evaluation import PROTOCOLS, Settings
 from supancl.evaluation.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
 from supancl.evaluation.protocols import evaluate
 from supancl.evaluation.results import LEAST_GAIN, Row, rows_of_log, rows_of_result
 from supancl.files import Output
-from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import Recipe
 from supancl.recipes.auto import with_short_side
 from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_plugins
@@ -296,34 +295,12 @@ MEASURES = {
 }
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One call of a protocol: on the run's own data, or on `source`."""
+class Measurement(NamedTuple):
+    """One evaluation of a run: on its own data, or on `source`."""
 
-    protocol: str
-    split: str = "held-out"
-    probe: str = "lbfgs"
+    settings: Settings
     layer: str = "pooled"
     source: str | None = None
-    k: int | None = DEFAULT_K  # of knn; None: as many as suit the references
-
-    def matches(self, row: Row, run_source: str, weights: str) -> bool:
-        """Whether a saved row is this measurement of an encoder with these weights."""
-        settings = row.settings
-        k = settings.get("default_k") if self.k is None else self.k
-        wanted = {"layer": self.layer, "probe": self.probe, "k": k}
-        return (
-            (row.protocol, row.digest) == (self.protocol, weights)
-            and is_same_source(row.data, self.source or run_source)
-            and all(settings[name] == value for name, value in wanted.items() if name in settings)
-            and self.split in (settings.get("split"), "test" if settings.get("judged") == "test" else "")
-            and not set(row.changed) - {"split", *wanted}
-        )
-
-    def measure(self, evaluated: EvaluatedEncoder) -> Result:
-        """Run the protocol; its result is also saved in the run folder."""
-        own = {"k": self.k} if self.protocol == "knn" else {"probe": self.probe} if self.protocol == "linear" else {}
-        return evaluate(evaluated, SETTINGS[self.protocol].given({**own, "split": self.split}), self.source)
 
 
 class RunEvaluator:
@@ -342,11 +319,8 @@ class RunEvaluator:
     def rows(self, run: Path, measurement: Measurement) -> list[Row]:
         """The rows saved for these weights by an earlier call or by `supancl evaluate`, or measured now."""
         evaluated = self.open_run(run, measurement.layer)
-        assert evaluated.recipe is not None
-        source, weights = evaluated.recipe.data.source, evaluated.weights
-        saved = (row for name, result in read_results(run).items() for row in rows_of_result(name, result, str(run)))
-        kept = [row for row in saved if measurement.matches(row, source, weights)]
-        return kept or rows_of_result(measurement.protocol, measurement.measure(evaluated))
+        result = evaluate(evaluated, measurement.settings, measurement.source, saved=read_results(run).values())
+        return rows_of_result(measurement.settings.name, result, str(run))
 
     def measure(
         self, run: Path, measures: Iterable[str], split: str = "held-out", k: int | None = None
@@ -357,7 +331,8 @@ class RunEvaluator:
         for name in measures:
             protocol, metric = MEASURES[name]
             try:
-                rows = self.rows(run, Measurement(protocol, split, k=k))
+                settings = PROTOCOLS[protocol].given({"split": split, **({"k": k} if protocol == "knn" else {})})
+                rows = self.rows(run, Measurement(settings))
                 found[name] = next((row.value for row in rows if row.metric == metric), None)
             except BadInput as error:
                 warn(f"{run.name}: {protocol} is not measured: {error}")
