@@ -34,7 +34,7 @@ def test_a_cell_that_collapses_is_called_so(tmp_path: Path) -> None:
     assert (
         main(["paper", "collapse", "digits.supsiam", "--out", str(out), "--jobs", "1", "--quiet", *SMALL, *harsh]) == 0
     )
-    rows = json.loads((out / "collapse.json").read_text())["rows"]
-    assert [row["collapsed"] for row in rows] == [not row["ema"] for row in rows]
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert [row["collapsed"] for row in rows] == ["ema" not in row["row"] for row in rows]
     assert max(row["effective_rank"] for row in rows if row["collapsed"]) < COLLAPSED_RANK
     assert min(row["effective_rank"] for row in rows if not row["collapsed"]) > COLLAPSED_RANK

@@ -12,6 +12,7 @@ from supancl.config import flattened
 from supancl.paper.layouts import LAYOUTS
 from supancl.paper.numbers import PAPER
 from supancl.paper.studies import MEASURES, STUDIES, papers_number, study_rows
+from tests.helpers import archive, noise, supancl
 
 STUDY = ("paper", "study")
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
@@ -57,7 +58,7 @@ def study(tmp_path_factory) -> Path:
 
 
 def test_each_row_is_a_run_that_was_judged(study: Path) -> None:
-    result = json.loads((study / "study.json").read_text())
+    result = json.loads((study / "results.json").read_text())
     assert [(row["row"], row["seed"]) for row in result["rows"]] == [
         ("queue", 0),
         ("queue", 1),
@@ -75,7 +76,7 @@ def test_each_row_is_a_run_that_was_judged(study: Path) -> None:
         assert 10 < row["linear"] <= 100  # better than chance, after four steps
     linear = [row["linear"] for row in result["rows"][:2]]
     assert result["summary"][0]["linear"] == pytest.approx(sum(linear) / 2)
-    assert "70.40" in (study / "study.md").read_text()  # Table 7's average
+    assert "70.40" in (study / "results.md").read_text()  # Table 7's average
 
 
 def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp_path: Path) -> None:
@@ -91,5 +92,27 @@ def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp
     assert main(command) == 0
     assert before == {file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file()}
     assert json.loads(mine.read_text())["accuracy"] == result["accuracy"]
-    first, second = (json.loads((folder / "study.json").read_text())["rows"] for folder in (study, out))
+    first, second = (json.loads((folder / "results.json").read_text())["rows"] for folder in (study, out))
     assert [[row[key] for key in MEASURES] for row in first] == [[row[key] for key in MEASURES] for row in second]
+
+
+def test_on_test_measures_the_test_images(tmp_path: Path, capsys) -> None:
+    labels = [i % 2 for i in range(20)]
+    data = archive(tmp_path / "data.npz", test_images=noise(12, 8, 8), test_labels=labels[:12])
+    words = [
+        "alpha",
+        "digits.supsiam",
+        "--data",
+        data,
+        "--rows",
+        "alpha-0.5",
+        "--on-test",
+        "--batch-size",
+        "8",
+        "--set",
+        "pool.size=16",
+    ]
+    said = supancl(capsys, *STUDY, *words, "--out", tmp_path / "out", *SMALL)
+    assert said.code == 0, said.err
+    assert "seeds: 1, test images: 12" in said.out
+    assert (tmp_path / "out" / "alpha-0.5-seed-0" / "evaluate" / "linear-test.json").is_file()

@@ -14,13 +14,13 @@ from supancl.evaluation.suite import run_suite, suite_tasks
 from supancl.paper.layouts import Layout, pretrained_on
 from supancl.paper.pivot import FilledTable, fill
 from supancl.paper.results import read_entries
-from supancl.paper.studies import STUDIES, Rows, check_supcon, study_rows, varied_fields
+from supancl.paper.studies import STUDIES, check_supcon, study_rows, varied_fields
 from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import RECIPES, Recipe
 from supancl.reporter import current_reporter
 from supancl.runs.folder import RunFolder
 from supancl.runs.log import StopCause, read_end
-from supancl.sweeps import Sweep, check_overrides, select_rows
+from supancl.sweeps import Rows, Sweep, check_overrides, select_rows
 from supancl.sweeps.runner import (
     Measurement,
     RunEvaluator,

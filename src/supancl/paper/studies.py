@@ -7,10 +7,11 @@ choose an alpha, use `supancl compare`; the study `alpha` only trains the rows o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from supancl.core.branches import BranchSpec
 from supancl.core.losses import Align, Contrast
@@ -18,19 +19,14 @@ from supancl.core.methods import METHODS
 from supancl.core.pools import PoolSpec
 from supancl.errors import BadInput
 from supancl.evaluation import Variance
-from supancl.files import write_json, write_text
 from supancl.paper.layouts import LAYOUTS, VARIED, row_by_cell
 from supancl.probes.knn import DEFAULT_K
 from supancl.recipes import Recipe
-from supancl.reports.tables import Table, mean_text, plain_table, to_markdown
 from supancl.runs.folder import RunFolder
-from supancl.runs.provenance import commit, versions
-from supancl.sweeps import Sweep
-from supancl.sweeps.compare import MEASURES as TITLES
-from supancl.sweeps.compare import compare_rows
+from supancl.sweeps import Rows, Sweep
+from supancl.sweeps.compare import compare_rows, write_comparison
 from supancl.sweeps.runner import (
     Measurement,
-    Outcomes,
     Result,
     RunEvaluator,
     collect_results,
@@ -40,10 +36,8 @@ from supancl.sweeps.runner import (
     train_runs,
 )
 
-ENDS = ("collapsed", "failed")
-Rows = dict[str, Recipe]
-MEASURES = {key: TITLES[key] for key in ("knn", "linear", "ratio", "ssl", "sup")}  # key -> title and decimals
-LAST_CHECK = {"knn": TITLES["knn"], "effective_rank": ("effective rank", 1), "std": ("std", 3)}  # of the monitor
+MEASURES = ("knn", "linear", "ratio", "ssl", "sup")
+LAST_CHECK = ("knn", "effective_rank", "std")  # of the monitor
 
 
 # --- which recipes a study can vary -----------------------------------------------------------------------------------
@@ -140,11 +134,11 @@ def papers_number(study: Study, recipe: Recipe) -> str:
 # --- a study: trained, measured, compared -----------------------------------------------------------------------------
 
 
-def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Result, Table, Outcomes]:
-    """Train and measure the rows of a study; returns the content of its .json, its table, and how the runs ended."""
+def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> Result:
+    """Train, measure and compare the rows of a study; returns the content of its results.json."""
     started, study, split = time.perf_counter(), STUDIES[name], "test" if on_test else "held-out"
     is_collapse = name == "collapse"  # Table 8: nothing is chosen, and the monitor's last check is the measurement
-    papers = {row: papers_number(study, recipe) for row, recipe in rows.items()}
+    labels = {row: {"row": row, "paper": papers_number(study, recipe)} for row, recipe in rows.items()}
     if on_test or is_collapse:
         data = open_recipe_data(base)
         if on_test and data.test is None:
@@ -154,59 +148,33 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
         if with_holdout is not base:
             holdout = {"data.holdout": with_holdout.data.holdout}
             rows = {row: recipe.with_set(holdout, because="study") for row, recipe in rows.items()}
-    recipes = sweep.with_seeds(rows, "collapse study" if is_collapse else "study")
-    outcomes = train_runs(sweep, recipes, data)
+    outcomes = train_runs(sweep, sweep.with_seeds(rows, "collapse study" if is_collapse else "study"), data)
     evaluator, measures = RunEvaluator(base.train.device), LAST_CHECK if is_collapse else MEASURES
-
-    def measure(folder: Path) -> Mapping[str, float | None]:
-        if not is_collapse:
-            return measure_row(folder, evaluator, split)
-        check = [row for row in RunFolder(folder).metrics() if row["kind"] == "monitor"][-1]
-        return {key: check.get(key) for key in LAST_CHECK}
-
-    def label(row: str) -> dict[str, Any]:
-        cell = {"pool": "pool" in row, "ema": "ema" in row} if is_collapse else {}
-        return {"row": row, **cell}
-
-    results = collect_results(sweep, outcomes, {row: label(row) for row in rows}, measures, measure)
+    measure = last_check if is_collapse else partial(measure_row, evaluator=evaluator, split=split)
+    results = collect_results(sweep, outcomes, labels, measures, measure)
     order = sorted(rows, key=lambda row: row != study.reference)  # the others are compared with the first
-    compares = len(rows) > 1 and not is_collapse
-    result: Result = {
-        "study": name,
-        "paper": f"Table {study.table}",
+    images = data.test if on_test and data.test is not None else data.held_out
+    result = {
+        "command": name if is_collapse else f"study {name}",
         "recipe": base.name,
         "data": data.summary,
-        "epochs": base.train.epochs,
-        "seeds": list(range(sweep.seeds)),
-        # a run that failed has no verdict
-        "rows": [row | {"collapsed": None} if row["failed"] and is_collapse else row for row in results],
-        "summary": [summarize(results, {"row": row}, measures) for row in rows],
-        "differences": compare_rows(results, order, "linear", "first")["findings"] if compares else [],
-        "seconds": time.perf_counter() - started,
-        "versions": versions(),
-        "commit": commit(),
+        "split": split,
+        "images": len(images),
+        "epochs": [base.train.epochs],
+        "rows": results,
+        "summary": [summarize(results, label, measures) for label in labels.values()],
+        **compare_rows(results, order, "knn" if is_collapse else "linear", "first"),
+        "started": started,
     }
-    lines = [
-        [
-            entry["row"],
-            *(mean_text(entry[key], entry[f"{key}_half_interval"], n) for key, (_, n) in measures.items()),
-            *(f"{entry[end]} of {entry['n']}" for end in ENDS),
-            papers[entry["row"]],
-        ]
-        for entry in result["summary"]
-    ]
-    images = data.test if on_test and data.test is not None else data.held_out
-    title = f"{name} study of {base.name}, epochs: {base.train.epochs}, seeds: {sweep.seeds}"
-    title += f", images: {len(data.train)} training, {len(images)} {split}"
-    last = f"paper: {'collapse, k-NN' if is_collapse else 'Avg'}, Table {study.table}"
-    table = plain_table(
-        title, [LAYOUTS[study.table].row_title, *(title for title, _ in measures.values()), *ENDS, last], lines
-    )
-    remarks = "".join(f"\n- {line}" for line in result["differences"])
-    file = sweep.out / ("collapse.json" if is_collapse else "study.json")
-    write_text(file.with_suffix(".md"), f"{title}\n\n{to_markdown(replace(table, caption=''))}{remarks}\n")
-    write_json(file, result)
-    return result, table, outcomes
+    papers = f"paper: {'collapse, k-NN' if is_collapse else 'Avg'}, Table {study.table}"
+    ends = {"collapsed": "runs collapsed"} if is_collapse else {}
+    return write_comparison(sweep, outcomes, result, {"row": LAYOUTS[study.table].row_title, "paper": papers, **ends})
+
+
+def last_check(folder: Path) -> dict[str, float | None]:
+    """What the monitor measured last."""
+    check = [row for row in RunFolder(folder).metrics() if row["kind"] == "monitor"][-1]
+    return {key: check.get(key) for key in LAST_CHECK}
 
 
 def measure_row(folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:

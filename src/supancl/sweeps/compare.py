@@ -41,6 +41,8 @@ MEASURES = {
     "linear_map": ("linear mAP %", 2),
     "knn": ("k-NN %", 2),
     "knn_map": ("k-NN mAP %", 2),
+    "effective_rank": ("effective rank", 1),  # of the monitor, as is std
+    "std": ("std", 3),
     "ratio": ("S_W/S_T", 3),
     "ssl": ("l_ssl", 3),
     "sup": ("l_sup", 3),
@@ -163,9 +165,10 @@ def comparison_table(result: Result, heads: Mapping[str, str]) -> Table:
         rows.append([*words, difference, *means])
     titles = [*heads.values(), "difference", *(MEASURES[key][0] for key in shown)]
     data = result["data"]
+    split = result.get("split", "held-out")  # of a study; compare has no other
     caption = (
-        f"compare on {Path(str(data['source'])).name}: epochs: {' or '.join(map(str, result['epochs']))}, "
-        f"seeds: {len(result['seeds'])}, held-out images: {data['held_out']}"
+        f"{result['command']} on {Path(str(data['source'])).name}: epochs: {' or '.join(map(str, result['epochs']))}, "
+        f"seeds: {len(result['seeds'])}, {split} images: {result.get('images', data['held_out'])}"
     )
     if "start" in result:
         caption += f", start: {result['start']}, chance: {result['chance']:.1f}%"
@@ -365,7 +368,9 @@ def find_verdict(
         return "bad", "nothing was learned yet: no run is clearly better than random weights or chance; train longer"
     if reference is None:
         return "bad", "nothing is recommended: every row has a failed run"
-    if differences and not any(math.isfinite(gap["low"]) for gap in differences):
+    if not differences:
+        return "unclear", f"nothing to compare {reference} with"
+    if not any(math.isfinite(gap["low"]) for gap in differences):
         return "unclear", "one seed shows no difference: give seeds 3 or more"
     if against == "best":
         unclear = ", ".join(gap["row"] for gap in differences if gap["verdict"] != "worse")
