@@ -132,22 +132,6 @@ def test_the_package_never_imports_what_lies_beside_it(room):
     assert [module for module, found in IMPORTS.items() if any(base.split(".")[0] == room for base, _ in found)] == []
 
 
-@pytest.mark.parametrize(
-    ("source", "module", "is_package", "expected"),
-    [
-        ("import torch.nn as nn", "supancl.core.specs", False, {("torch.nn", "")}),
-        ("from supancl import paper, __doc__", "supancl.cli", False, {("supancl.paper", ""), ("supancl", "__doc__")}),
-        ("from . import pools", "supancl.core.losses", False, {("supancl.core", "pools")}),
-        ("from .specs import Crops", "supancl.data.views", True, {("supancl.data.views.specs", "Crops")}),
-        ("from ...errors import BadInput", "supancl.data.views.specs", False, {("supancl.errors", "BadInput")}),
-        ("def f():\n    from supancl.files import held", "supancl.cli", False, {("supancl.files", "held")}),
-        ("if TYPE_CHECKING:\n    import supancl.recipes", "supancl.data", True, {("supancl.recipes", "")}),
-    ],
-)
-def test_imports_are_found_however_they_are_written(source, module, is_package, expected):
-    assert imported(source, module, is_package) == expected
-
-
 def test_an_import_upwards_and_a_private_name_are_faults():
     assert len(faults("supancl.core.losses", {("supancl.data", "x")})) == 1
     assert len(faults("supancl.cli.data", {("supancl.data.splits", "_held_out")})) == 1

@@ -13,6 +13,7 @@ from supancl.data.store.memory import ArrayImages, Batch, PackedImages, pad_imag
 from supancl.data.views.render import evaluation_view
 from supancl.errors import BadInput
 from supancl.probes import Features, embed, features, linear_probe
+from supancl.probes.features import hold_out
 from tests.helpers import mentions, noise
 
 SIZE = 32
@@ -124,3 +125,10 @@ def test_features_that_cannot_be_measured_are_refused_with_what_is_wrong(case: s
     train, message = BAD[case]
     with pytest.raises(BadInput, match=mentions(message)):
         linear_probe(train, Features(torch.eye(2), torch.tensor([0, 1])))
+
+
+def test_a_part_of_each_class_is_held_out_at_least_one_image_and_never_all() -> None:
+    labels = torch.tensor([0] * 20 + [1] * 2 + [2])
+    assert labels[hold_out(labels, 0.9)].bincount().tolist() == [18, 1]
+    assert labels[hold_out(labels, 0.1)].bincount().tolist() == [2, 1]
+    assert not torch.equal(hold_out(labels, 0.5), hold_out(labels, 0.5, seed=1))

@@ -90,3 +90,9 @@ def test_votes_of_many_classes_are_counted_for_some_images_at_a_time(monkeypatch
     whole = predicted(reference, queries.values)
     monkeypatch.setattr(knn, "MOST_VOTES", 12)
     assert torch.equal(predicted(reference, queries.values), whole)
+
+
+def test_rounding_brings_no_image_nearer_than_itself() -> None:
+    values = 100 * torch.randn(64, 33, generator=torch.Generator().manual_seed(0))
+    similarity = neighbours(Features(values, torch.zeros(64, dtype=torch.long)), values, 1, "l2").similarity
+    assert similarity.max() == 0
