@@ -64,7 +64,7 @@ DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
     "a folder": lambda path, chance: make_folder(path),
     "a FIFO": lambda path, chance: make_fifo(path),
     "a link to the user's file": lambda path, chance: link_to_mine(path),
-    "a pickle": lambda path, chance: path.write_bytes(WRAPPINGS["pickle 2"](Payload(base() / "mine" / "executed"))),
+    "a pickle": lambda path, chance: path.write_bytes(WRAPPINGS["pickle 5"](Payload(base() / "mine" / "executed"))),
     "deep JSON": lambda path, chance: path.write_bytes(b'{"recipe":' + b"[" * 100_000),
     "control characters": lambda path, chance: path.write_text("x\x1b[2K\nsupancl: all is well\u202e,dog\n"),
 }
