@@ -31,7 +31,6 @@ from tests.helpers import (
     TINY,
     Said,
     archive,
-    assert_mentions,
     assert_one_line,
     assert_refused,
     class_folders,
@@ -69,36 +68,23 @@ DEEP = "[" * 5000
 
 NAMES = [
     row("a command that is not there", "pretran digits.supsiam", "pretran", "pretrain"),
-    row("a command without its encoder", "evaluate", "evaluate --help"),
     row("a protocol that is not there", "evaluate kn run", "kn"),
     row("a flag that is not there", f"{TRAIN} --epoch-s 3", "--epoch-s", "--epochs"),
-    row("a flag of other programs", f"{TRAIN} --workers 4", "--workers", "--set"),
     row("a folder without its flag", "pretrain digits.supsiam data", "--data data"),
     row("a recipe that is not there", "pretrain cifar10.supsam --out out", "cifar10.supsam", "cifar10.supsiam"),
     row("no recipe", "pretrain", "data", "recipes", "resume"),
     row("a field that is not there", f"{SHOW} --set loss.alpa=1", "loss.alpa", "loss.alpha"),
-    row("a field of another loss", f"{SHOW} --set loss.temperature=1", "loss.temperature"),
-    row("a field without a value", f"{SHOW} --set loss.alpha", "FIELD=VALUE", "loss.alpha"),
     row("a value out of its range", f"{SHOW} --set loss.alpha=1.5", "loss.alpha", "1.5", "[0, 1]"),
-    row("a value that is no number", f"{SHOW} --set loss.alpha=half", "loss.alpha", "half"),
     row("a value that is not finite", f"{SHOW} --set loss.alpha=NaN", "loss.alpha", "finite"),
-    row("a value of 5,000 brackets", f"{SHOW} --set loss.alpha={DEEP}", "loss.alpha"),
-    row("a value beyond any library", f"{SHOW} --set pool.size=1e30", "pool.size", "at most"),
     row("a word that is none of several", f"{SHOW} --set pool.kind=bag", "pool.kind", "bag", "queue"),
-    row("epochs beyond a lifetime", f"{TRAIN} --epochs 1e9", "--epochs", "1e9"),
-    row("a batch of one", f"{TRAIN} --batch-size 1", "train.batch_size", "2"),
     row("a batch that does not divide", f"{TRAIN} --accumulate 3", "train.batch_size", "train.accumulate", "3"),
     row("a device that is not there", f"{TRAIN} --device tpu", "device", "tpu", "cpu"),
-    row("a side of no whole patches", "recipes cifar100.supsiam --set views.size=200 --set encoder.name=vit-small",
-        "encoder.size", "200", "16 px"),
-    row("a plugin that is not there", "recipes --plugin nowhere.py", "plugin nowhere.py"),
     row("a plugin with a mistake", "recipes --plugin mine.py", "mine.py", "line 3",
         make=lambda tmp: (tmp / "mine.py").write_text("import torch\n\nx = (\n")),
     row("settings from a file with a slip", "pretrain mine.yaml", "mine.yaml", "loss.alhpa", "loss.alpha",
         make=lambda tmp: (tmp / "mine.yaml").write_text("recipe: digits.supsiam\nloss: {alhpa: 1}\n")),
     row("settings from a file that would run code", "pretrain mine.yaml", "mine.yaml",
         make=lambda tmp: (tmp / "mine.yaml").write_text("recipe: !!python/object/apply:os.system [true]\n")),
-    row("settings from two places", f"{ON_DATA} --method simsiam", "simsiam", "digits.supsiam"),
 ]  # fmt: skip
 
 
@@ -384,7 +370,6 @@ RUNS = [
 # --- what is done with a run ------------------------------------------------------------------------------------------
 
 KNN = "evaluate knn run --data data"
-FEW = "evaluate fewshot run --data data"
 USE = [
     row("no neighbours", f"{KNN} --k 0", "k", "at least 1"),
     row("a split that is not there", f"{KNN} --split test", "data", "test split", "leave split out"),
@@ -393,39 +378,20 @@ USE = [
     row("one class to compare with", "evaluate knn run --data x", "x", "classes", make=folders("cat")),
     row("several labels for a probe of one", "evaluate linear run --probe sgd --data x.npz", "x.npz", "one label",
         make=npz(train_labels=SEVERAL)),
-    row("flags of another probe", "evaluate linear run --augmented", "augmented", "probe sgd"),
     row("data that have changed", "evaluate knn run", "run", "images has changed",
         make=lambda tmp: shutil.copy(tmp / "data/dog/1.png", tmp / "data/cat/0.png")),
     row("an encoder whose features are no numbers", "evaluate knn w.safetensors --data data",
         "w.safetensors", "features", make=lambda tmp: diverged(tmp / "w.safetensors")),
-    row("classes too few for an episode", FEW, "2", "5 ways"),
     row("no data to transfer to", "evaluate transfer run", "data", "root"),
-    row("a run twice", "evaluate transfer run run/ --data data", "run/"),
     row("a copy of a run for another seed", "evaluate transfer run copy --data data", "copy", "weights",
         make=lambda tmp: shutil.copytree(tmp / "run", tmp / "copy")),
-    row("a protocol that the suite has not", "evaluate suite run --root . --out out --protocols linear", "'linear'"),
     row("a fine-tuned encoder over a run", "evaluate finetune run --out run", "run", "exists", "out"),
     row("features to a file of another kind", "embed run --data digits --out f.txt", "f.txt", ".npz"),
-    row("features over a file that is there", "embed run --data digits --out f.npz", "f.npz", "exists",
-        make=put("f.npz")),
-    row("features and a summary in one file", "embed run --data data --out f.csv --json f.csv", "--json f.csv"),
     row("labels by a classifier that is not there", "predict run --data data --all --classifier lineer --out x.csv",
         "lineer", "linear"),
-    row("labels for images that all have one", "predict run --data data --out x.csv", "data", "all"),
-    row("a map of a class that is not there", "map run --data data --classes cat,dgo", "'dgo'", "'dog'"),
-    row("a map over a photograph", "map run --data data --static data/cat/0.png", "static data/cat/0.png"),
     row("an audit of one class", "audit run --data x --out out", "x", "two", make=folders("cat")),
-    row("corrections of what is no table", "audit run --data data --out out --corrected x.csv",
-        "corrected x.csv", "data"),
-    row("an audit among other files", "audit run --data data --out x", "out x", "exists", make=put("x/mine.txt")),
-    row("a format that is not there", "export run --out out --format onx", "onx", "onnx"),
     row("a report of nothing", "report data", "data", "no run"),
-    row("a sweep of rows that cannot be compared",
-        "compare digits.supsiam --set data.max_labels=1,4 --data x.csv --seeds 1 --out out", "cannot be compared",
-        make=csv("path,label", *(f"data/{name}/{i}.png,{name};pet" for name in ("cat", "dog") for i in range(6)))),
-    row("contact sheets among the classes", "data show data --out data/sheets", "data/sheets", "out"),
     row("JSON over a table of labels", "recipes --json x.csv", "--json x.csv", "exists", make=csv("path,label")),
-    row("JSON over a file of a run", f"recipes --json {RECIPE}", RECIPE, "exists"),
     row("JSON onto a full disk", "recipes --json /dev/full", "--json /dev/full", "No space left on device"),
 ]  # fmt: skip
 
@@ -470,17 +436,6 @@ def test_bad_input_is_one_line_with_its_exit_code_and_changes_nothing(case, plac
     said = supancl(capsys, *shlex.split(case.command))
     assert_refused(said, *case.nouns, code=case.code)
     assert contents(place) == before
-
-
-def test_no_row_is_there_twice():
-    assert len({case.what for case in ROWS}) == len({(case.command, case.make) for case in ROWS}) == len(ROWS)
-
-
-def test_debug_shows_where_it_happened_and_still_ends_with_the_line(place, capsys):
-    said = supancl(capsys, *shlex.split(TRAIN), "--data", "no/where", "--debug")
-    assert said.code == 2
-    assert said.err.startswith("Traceback")
-    assert_mentions(said.err.splitlines()[-1], "supancl", "no/where")
 
 
 def test_out_of_memory_is_not_an_internal_error(monkeypatch, capsys):

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 from supancl.core.labels import Labels
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
-from supancl.core.pools import PoolSpec
+from supancl.core.pools import PoolSpec, Prototypes
 from supancl.distributed import RowRange
+from supancl.distributed.ranks import Ranks
 from tests.core.references import POOLS
 from tests.helpers import seeded, some_labels, units
 
@@ -255,3 +256,21 @@ def test_cross_entropy_with_weights_is_that_of_a_loop(form, smoothing):
     assert float(loss.batch_weight(pairs[:4], pairs)) == pytest.approx(
         sum(map(bool, as_dicts(pairs[:4]))) / sum(map(bool, as_dicts(pairs)))
     )
+
+
+class Half(Ranks):
+    """One of two ranks that does not meet the other: the test adds up what both have."""
+
+    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+
+def test_shards_of_prototypes_add_up_to_one_pool() -> None:
+    pools = [Prototypes(WIDTH, CLASSES, 0.9, ranks).double() for ranks in (Ranks(), Half(2, 0), Half(2, 1))]
+    for n in range(3):
+        for pool in pools:
+            pool.push(units(9, WIDTH, seed=n), some_labels(9, CLASSES - 1, seed=n))
+    fallback = units(CLASSES, WIDTH, seed=9)
+    whole, *parts = (pool.class_mean(torch.arange(CLASSES), fallback) for pool in pools)
+    assert torch.equal(whole[-1], fallback[-1])  # of a class that never came
+    torch.testing.assert_close(parts[0] + parts[1], whole)

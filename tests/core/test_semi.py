@@ -118,3 +118,15 @@ def test_all_means_are_the_class_means(kind, pairs):
     expected = pool.class_mean(asked, fallback)
     assert is_held.tolist() == (pool.counts > 0).tolist() == (expected != 7).all(1).tolist()
     torch.testing.assert_close(means[is_held], expected[is_held], **close)
+
+
+def test_the_first_step_after_the_warm_up_counts_without_gradient_and_an_empty_pool_does_not() -> None:
+    own, labels = units(2, BATCH, WIDTH, seed=2).requires_grad_(), torch.full((BATCH,), -1)
+    found = SemiAlign(**{**EAGER, "warmup": 3}).supervised_target(own, labels, filled("queue")[0])  # of three pushes
+    is_sure = (found != own).any(-1)
+    assert is_sure.any()
+    (gradient,) = torch.autograd.grad(found[is_sure].sum() + 0 * own.sum(), own)
+    assert not gradient.any()
+    eager = SemiAlign(**{**EAGER, "confidence": 0.01})
+    assert eager.needs_pool
+    assert torch.equal(eager.supervised_target(own, labels, PoolSpec("queue", 8).build(WIDTH, CLASSES).double()), own)

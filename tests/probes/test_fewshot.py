@@ -7,6 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
 from supancl.probes import Features, few_shot, sample_episodes
+from supancl.probes.fewshot import _fill_queries
 from tests.probes.blobs import blobs
 
 
@@ -100,3 +101,8 @@ def test_queries_are_filled_with_replacement_and_every_image_has_its_turn() -> N
     shorter = sample_episodes(labels, 3, 5, 16, 310, fill_queries=True)
     assert torch.equal(shorter.query, filled.query[:310])
     assert sample_episodes(torch.arange(40) % 5, 3, 5, 16, 4, fill_queries=True).query.shape == (4, 3, 16)  # all small
+
+
+def test_repeated_queries_hang_on_the_seed() -> None:
+    query = torch.arange(24).reshape(4, 2, 3)
+    assert not torch.equal(_fill_queries(query, 9, seed=0), _fill_queries(query, 9, seed=1))

@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 from supancl.probes import Features
 from supancl.probes.linear import Standardized
 from supancl.probes.logistic import (
+    LbfgsMemory,
     Problem,
     solve,
     solve_path,
@@ -116,3 +117,13 @@ def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
     direction = torch.randn(parameters.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     product = problem.hessian_product(found.residual, direction).flatten()
     torch.testing.assert_close(product, hessian @ direction.flatten())
+
+
+def test_pairs_of_the_memory_hold_the_ridge_of_its_weight() -> None:
+    step, change = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+    memory = LbfgsMemory(weight=0.5)
+    memory.add(step, change)
+    memory.move(0.25, factor=3.0)
+    ((_, found, product),) = memory.pairs
+    torch.testing.assert_close(found, 3 * change + 2 * 0.25 * step)
+    torch.testing.assert_close(product, found @ step)

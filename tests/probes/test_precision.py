@@ -54,3 +54,8 @@ def test_a_draw_is_the_mean_average_precision_of_the_images_that_it_has():
     for number in range(30):
         rows = torch.repeat_interleave(torch.arange(20), counts[:, number].long())
         assert float(draws[number]) == pytest.approx(mean_average_precision(scores[rows], targets[rows]))
+
+
+@pytest.mark.parametrize("kind", ["area", "11-point"])
+def test_a_class_without_a_positive_image_has_no_precision(kind) -> None:
+    assert math.isnan(average_precision(torch.rand(4), torch.zeros(4, dtype=torch.bool), kind))

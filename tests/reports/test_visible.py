@@ -10,9 +10,7 @@ import pytest
 
 from supancl.cli.commands import print_error
 from supancl.errors import make_visible
-from supancl.reports.page import html_page
-from supancl.reports.pictures import escape_label
-from supancl.reports.tables import FORMATS, Cell, Table, plain_table, to_html, write_table
+from supancl.reports.tables import FORMATS, Cell, Table, plain_table, write_table
 from supancl.reports.terminal import SafeConsole, Terminal
 
 NASTY = "cat\x1b[2K\r\nsupancl: all is well\u202e\udc80\x9b"
@@ -40,11 +38,6 @@ def test_tables_keep_a_name_in_its_cell(form):
     assert_harmless(write_table(made, form))
     plain = Table(["name", "value"], [["cat", Cell("1.5", "best")]], "lr", caption="c", notes=["n"])
     assert len(write_table(made, form).splitlines()) == len(write_table(plain, form).splitlines())
-
-
-def test_html_and_pictures():
-    assert_harmless(html_page(NASTY, [f"<p>{NASTY.replace(chr(10), '')}</p>", to_html(Table([NASTY], [[NASTY]]))]))
-    assert escape_label(NASTY) == VISIBLE.replace("$", r"\$")
 
 
 def test_csv_has_no_formula():

@@ -91,7 +91,6 @@ GROUPS = (
         "core/losses.py",
         (
             "tests/core/test_losses.py",
-            "tests/distributed/test_exact.py",
             "tests/distributed/test_parts.py::test_a_share_without_any_label_counts_nothing",
         ),
         MUTANTS,
